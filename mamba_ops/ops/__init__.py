@@ -1,0 +1,19 @@
+"""The stages of the SSD prefill as PyTorch ops, each usable on its own and under `torch.compile`."""
+
+from mamba_ops.ops.bmm_chunk import bmm_chunk
+from mamba_ops.ops.chunk_cumsum import chunk_cumsum
+from mamba_ops.ops.chunk_scan import chunk_scan
+from mamba_ops.ops.chunk_state import chunk_state
+from mamba_ops.ops.masked_gather import masked_gather
+from mamba_ops.ops.state_passing import state_passing, state_passing_indexed, state_passing_update
+
+__all__ = [
+    "bmm_chunk",
+    "chunk_cumsum",
+    "chunk_scan",
+    "chunk_state",
+    "masked_gather",
+    "state_passing",
+    "state_passing_indexed",
+    "state_passing_update",
+]

@@ -1,0 +1,69 @@
+"""Stage 2 as an op: what each chunk adds to the state."""
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import custom_op, triton_op, wrap_triton
+
+from mamba_ops import cpu
+from mamba_ops.kernels import chunk_state as kernel
+
+
+@triton_op("mamba_ops::chunk_state", mutates_args=())
+def chunk_state(B: Tensor, x: Tensor, dt_out: Tensor, dA_cumsum: Tensor, cu_chunk_seqlens: Tensor) -> Tensor:
+    """State that each chunk, taken alone from a zero state, leaves at its end.
+
+    Args:
+        B: (ntokens, ngroups, dstate), last dimension dense.
+        x: (ntokens, nheads, headdim), last dimension dense, dtype of B.
+        dt_out, dA_cumsum: (nchunks, nheads, chunk_size) FP32, from `chunk_cumsum`.
+        cu_chunk_seqlens: (nchunks + 1,) int32, token offsets of the chunks.
+
+    Returns:
+        (nchunks, nheads, headdim, dstate) FP32. The rows of a chunk without tokens are not defined.
+
+    Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 2.
+    """
+    if x.device.type == "cpu":
+        return _chunk_state_cpu(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)
+    _, nheads, headdim = x.shape
+    _, ngroups, dstate = B.shape
+    nchunks, _, chunk_size = dt_out.shape
+    states = torch.empty((nchunks, nheads, headdim, dstate), dtype=torch.float32, device=x.device)
+    block_headdim = min(kernel.BLOCK_HEADDIM, max(16, triton.next_power_of_2(headdim)))
+    block_dstate = min(kernel.BLOCK_DSTATE, max(16, triton.next_power_of_2(dstate)))
+    tiles = triton.cdiv(headdim, block_headdim) * triton.cdiv(dstate, block_dstate)
+    wrap_triton(kernel.chunk_state_kernel)[tiles, nchunks, nheads](
+        x,
+        B,
+        dt_out,
+        dA_cumsum,
+        cu_chunk_seqlens,
+        states,
+        x.stride(0),
+        x.stride(1),
+        B.stride(0),
+        B.stride(1),
+        nheads=nheads,
+        heads_per_group=nheads // ngroups,
+        headdim=headdim,
+        dstate=dstate,
+        chunk_size=chunk_size,
+        BLOCK_HEADDIM=block_headdim,
+        BLOCK_DSTATE=block_dstate,
+        BLOCK_TOKENS=min(kernel.BLOCK_TOKENS, chunk_size),
+        num_warps=kernel.NUM_WARPS,
+        num_stages=kernel.NUM_STAGES,
+    )
+    return states
+
+
+@custom_op("mamba_ops::chunk_state_cpu", mutates_args=(), device_types="cpu")
+def _chunk_state_cpu(B: Tensor, x: Tensor, dt_out: Tensor, dA_cumsum: Tensor, cu_chunk_seqlens: Tensor) -> Tensor:
+    return cpu.chunk_state(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)
+
+
+@_chunk_state_cpu.register_fake
+def _(B: Tensor, x: Tensor, dt_out: Tensor, dA_cumsum: Tensor, cu_chunk_seqlens: Tensor) -> Tensor:
+    shape = (dt_out.shape[0], x.shape[1], x.shape[2], B.shape[2])
+    return x.new_empty(shape, dtype=torch.float32)
