@@ -55,7 +55,13 @@ def install_torch(environment: Environment, chosen: str) -> None:
         environment.pip_install("PyTorch as MAMBA_OPS_TORCH says", *shlex.split(chosen))
     elif has_nvidia_gpu():
         environment.pip_install("PyTorch for the GPU found here", f"torch>={TORCH}")
-    elif has_cpu_index():
+    else:
+        install_cpu_torch(environment)
+
+
+def install_cpu_torch(environment: Environment) -> None:
+    """Install the CPU build of PyTorch."""
+    if has_cpu_index():
         environment.pip_install("PyTorch, CPU build", f"torch=={TORCH}", "--index-url", CPU_INDEX)
     else:
         environment.pip_install(f"PyTorch ({CPU_INDEX} is out of reach, so from pip's own index)", f"torch=={TORCH}")
