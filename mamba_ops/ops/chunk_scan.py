@@ -6,6 +6,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 
 from mamba_ops import cpu
 from mamba_ops.kernels import chunk_scan as kernel
+from mamba_ops.ops.dispatch import runs_kernels
 
 
 @triton_op("mamba_ops::chunk_scan", mutates_args={"out"})
@@ -36,7 +37,7 @@ def chunk_scan(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, steps 1 and 4.
     """
-    if x.device.type == "cpu":
+    if not runs_kernels(x):
         _chunk_scan_cpu(cb, x, dt_out, dA_cumsum, C, entering, cu_chunk_seqlens, out, D, z)
         return
     _, nheads, headdim = x.shape

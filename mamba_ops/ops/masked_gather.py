@@ -7,6 +7,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 
 from mamba_ops import cpu
 from mamba_ops.kernels import masked_gather as kernel
+from mamba_ops.ops.dispatch import runs_kernels
 
 
 @triton_op("mamba_ops::masked_gather", mutates_args=())
@@ -21,7 +22,7 @@ def masked_gather(state_cache: Tensor, slots: Tensor, has_initial_state: Tensor 
     Returns:
         (nseqs, ...) dense, dtype of the cache.
     """
-    if state_cache.device.type == "cpu":
+    if not runs_kernels(state_cache):
         return _masked_gather_cpu(state_cache, slots, has_initial_state)
     nseqs = slots.shape[0]
     row_size = state_cache.shape[1:].numel()

@@ -7,6 +7,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 
 from mamba_ops import cpu
 from mamba_ops.kernels import state_passing as kernel
+from mamba_ops.ops.dispatch import runs_kernels
 
 
 @triton_op("mamba_ops::state_passing", mutates_args=())
@@ -35,7 +36,7 @@ def state_passing(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 3.
     """
-    if states.device.type == "cpu":
+    if not runs_kernels(states):
         entering, final_states = _state_passing_cpu(states, dA_cumsum, last_chunk_indices, initial_states, state_dtype)
         return entering, final_states
     entering = torch.empty(states.shape, dtype=state_dtype, device=states.device)
@@ -69,7 +70,7 @@ def state_passing_update(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 3.
     """
-    if states.device.type == "cpu":
+    if not runs_kernels(states):
         return _state_passing_update_cpu(
             states, dA_cumsum, last_chunk_indices, initial_states, state_cache, write_slots
         )
@@ -110,7 +111,7 @@ def state_passing_indexed(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 3.
     """
-    if states.device.type == "cpu":
+    if not runs_kernels(states):
         return _state_passing_indexed_cpu(
             states,
             dA_cumsum,

@@ -1,0 +1,133 @@
+"""Every kernel compiles for every GPU we name, with the very arguments that the ops launch it with. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+from triton.backends.compiler import GPUTarget
+
+from mamba_ops import ops
+from tests.compile_only_driver import compile_only
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+# nheads, headdim, dstate, ngroups, chunk_size
+SHAPES = {
+    "granite": (64, 64, 128, 1, 256),
+    "falcon-h1": (24, 128, 256, 1, 256),
+    "zamba2": (112, 64, 64, 2, 256),
+    "odd": (6, 80, 96, 2, 128),
+    "small": (2, 16, 16, 1, 16),
+}
+KERNELS = {
+    "chunk_cumsum_kernel",
+    "chunk_state_kernel",
+    "state_passing_kernel",
+    "bmm_chunk_kernel",
+    "chunk_scan_kernel",
+    "masked_gather_kernel",
+}
+
+
+class _Captured(Exception):
+    """Raised in place of running the graph, which nothing here could."""
+
+
+def _launches(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype) -> list[tuple[Any, dict[str, Any]]]:
+    """Kernels and arguments of all ops, read off the graph that torch.compile makes of them."""
+    nheads, headdim, dstate, ngroups, chunk_size = shape
+
+    def all_ops(
+        x: Tensor, dt: Tensor, B: Tensor, head: Tensor, ints: Tensor, has: Tensor, cache: Tensor
+    ) -> list[Tensor]:
+        dA_cumsum, dt_out = ops.chunk_cumsum(dt, head, ints, chunk_size, head, True, 0.0)
+        states = ops.chunk_state(B, x, dt_out, dA_cumsum, ints)
+        snapshot = ops.masked_gather(cache, ints, has)
+        entering, final = ops.state_passing(states, dA_cumsum, ints, snapshot, state_dtype)
+        ops.state_passing_update(states, dA_cumsum, ints, snapshot, cache, ints)
+        entering = ops.state_passing_indexed(states, dA_cumsum, ints, cache, ints, has, ints)
+        cb = ops.bmm_chunk(B, B, ints, chunk_size)
+        out = torch.empty_like(x)
+        ops.chunk_scan(cb, x, dt_out, dA_cumsum, B, entering, ints, out, head, x)
+        return [out, final]
+
+    def tensor(*size: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def capture(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(graph)
+        raise _Captured
+
+    torch._dynamo.reset()
+    with compile_only(), torch.no_grad(), pytest.raises(Exception, match="_Captured"):
+        torch.compile(all_ops, backend=aot_autograd(fw_compiler=capture, inference_compiler=capture), fullgraph=True)(
+            tensor(512, nheads, headdim),
+            tensor(512, nheads),
+            tensor(512, ngroups, dstate),
+            tensor(nheads, dtype=torch.float32),
+            tensor(3, dtype=torch.int32),
+            tensor(3, dtype=torch.bool),
+            tensor(7, nheads, headdim, dstate, dtype=state_dtype),
+        )
+    found = []
+    for node in graphs[0].graph.find_nodes(op="call_function", target=triton_kernel_wrapper_functional):
+        arguments = {
+            name: triton.runtime.jit.MockTensor(value.meta["val"].dtype) if isinstance(value, torch.fx.Node) else value
+            for name, value in node.kwargs["kwargs"].items()
+        }
+        arguments.update(kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"]))
+        found.append((kernel_side_table.get_kernel(node.kwargs["kernel_idx"]), arguments))
+    return found
+
+
+def _function(kernel: Any) -> Any:
+    """The jit function behind what torch stores, which wraps a launch with warps and stages in a fixed configuration."""
+    return kernel if isinstance(kernel, triton.runtime.jit.JITFunction) else kernel.fn
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+    yield
+
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CASES = [("granite", BF16, BF16), ("granite", FP16, FP32), ("granite", FP32, FP16)]
+CASES += [(name, BF16, FP32) for name in SHAPES if name != "granite"]
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize(("name", "dtype", "state_dtype"), CASES, ids=str)
+def test_compiles_for_every_target(name: str, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
+    launches = _launches(SHAPES[name], dtype, state_dtype)
+    assert {_function(kernel).fn.__name__ for kernel, _ in launches} == KERNELS
+    for target_name, target in TARGETS.items():
+        with compile_only(target):
+            for kernel, arguments in launches:
+                compiled = kernel.warmup(grid=(1,), **arguments)
+                compiled = compiled[0] if isinstance(compiled, list) else compiled
+                binary = "hsaco" if target.backend == "hip" else "cubin"
+                assert len(compiled.asm[binary]) > 0
+                assert compiled.metadata.shared <= SHARED_MEMORY[target_name]
+
+
+@pytest.mark.fault(1)
+@pytest.mark.fault(12)
+def test_no_kernel_is_autotuned() -> None:
+    """Fault rows 1 and 12: a kernel with several configurations would run trials, and those would advance the cache."""
+    for kernel, _ in _launches(SHAPES["granite"], torch.bfloat16, torch.bfloat16):
+        assert len(getattr(kernel, "configs", [None])) == 1
