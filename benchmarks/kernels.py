@@ -99,9 +99,9 @@ class Stages:
         from vllm.model_executor.layers.mamba.ops.ssd_chunk_scan import _chunk_scan_fwd
 
         i, dt, dA = self.inputs, self.stock_dt, self.stock_dA
-        states = self.entering  # any states do for timing
+        states, seq_idx = self.entering, i.metadata.seq_idx  # any states do for timing
         return _chunk_scan_fwd(
-            self.cb, i.x, dt, dA, i.C, states, self.cu, self.out, i.metadata.seq_idx, D=i.D, initial_states=self.snapshot
+            self.cb, i.x, dt, dA, i.C, states, self.cu, self.out, seq_idx, D=i.D, initial_states=self.snapshot
         )
 
 

@@ -1,4 +1,4 @@
-"""The two ways to continue a batch of sequences: vLLM's, with the snapshot, and ours, which reads the cache in place."""
+"""The two ways to continue a batch of sequences: vLLM's, with the snapshot, and ours, in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.inputs import Inputs
-from mamba_ops import kernels, ssd_chunk_scan
+from mamba_ops import ssd_chunk_scan
 from mamba_ops.kernels import bmm_chunk, chunk_cumsum, chunk_scan, chunk_state, state_passing
 
 
@@ -122,6 +122,3 @@ def stock_blocks(configs: dict[str, triton.Config | None]) -> Iterator[None]:
             tuners[name].configs = old
             tuners[name].cache.clear()
         triton_helpers._autotuned_configs.clear()
-
-
-__all__ = ["kernels", "our_blocks", "ours", "stock", "stock_blocks", "stock_kernels"]

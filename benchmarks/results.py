@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import importlib.metadata
 import json
 import pathlib
@@ -92,6 +92,6 @@ def environment() -> dict[str, Any]:
     return {
         **versions,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "date": datetime.date.today().isoformat(),
+        "date": dt.date.today().isoformat(),
         "command": " ".join(["python", "-m", *sys.orig_argv[2:]] if "-m" in sys.orig_argv else sys.orig_argv),
     }

@@ -38,7 +38,7 @@ class CompileOnlyDriver(DriverBase):
         # Triton keeps compiled kernels by device: another target must look like another device.
         return zlib.crc32(repr(self.target).encode())
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, _device: int) -> int:
         return 0
 
     def get_active_torch_device(self) -> Any:

@@ -64,10 +64,10 @@ def chunk_cumsum_kernel(
     if HAS_DT_MAX:
         dt = tl.minimum(dt, DT_MAX)
     dt = tl.where(is_token, dt, 0.0)
+    offs_out = (pid_c * nheads + offs_h[:, None]) * chunk_size + offs_t[None, :]
+    # Stored before the sums: Triton then sums in the layout of the store, a few tokens of one head a thread.
+    tl.store(dt_out_ptr + offs_out, dt, mask=is_head[:, None])
 
     A = tl.load(A_ptr + offs_h * stride_A, mask=is_head, other=0.0).to(tl.float32)
     dA_cumsum = tl.cumsum(dt * A[:, None], axis=1)
-
-    offs_out = (pid_c * nheads + offs_h[:, None]) * chunk_size + offs_t[None, :]
-    tl.store(dt_out_ptr + offs_out, dt, mask=is_head[:, None])
     tl.store(dA_cumsum_ptr + offs_out, dA_cumsum, mask=is_head[:, None])

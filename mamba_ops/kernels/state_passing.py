@@ -64,6 +64,16 @@ def state_passing_kernel(
     in_row = offs < dim
     offs_row = pid_h * dim + offs
 
+    # What the first chunk adds is under way before the entering state, whose slot must be looked up, is waited for;
+    # in the loop, likewise, each chunk's successor is.
+    row_of_chunk = first_chunk.to(tl.int64) * (nheads * dim)
+    states_ptrs = states_ptr + row_of_chunk + offs_row
+    entering_ptrs = entering_ptr + row_of_chunk + offs_row
+    dA_end_ptr = dA_cumsum_ptr + (first_chunk.to(tl.int64) * nheads + pid_h) * chunk_size + chunk_size - 1
+    has_chunk = first_chunk < end_chunk
+    added = tl.load(states_ptrs, mask=in_row & has_chunk, other=0.0)
+    dA_end = tl.load(dA_end_ptr, mask=has_chunk, other=0.0)
+
     state = tl.zeros((BLOCK_SIZE,), dtype=tl.float32)
     if HAS_INITIAL:
         row = pid_b
@@ -75,17 +85,15 @@ def state_passing_kernel(
             is_read = in_row & (tl.load(has_initial_ptr + pid_b * stride_has_initial) != 0)
         state = tl.load(initial_ptr + row * stride_initial + offs_row, mask=is_read, other=0.0).to(tl.float32)
 
-    row_of_chunk = first_chunk.to(tl.int64) * (nheads * dim)
-    states_ptrs = states_ptr + row_of_chunk + offs_row
-    entering_ptrs = entering_ptr + row_of_chunk + offs_row
-    dA_end_ptr = dA_cumsum_ptr + (first_chunk.to(tl.int64) * nheads + pid_h) * chunk_size + chunk_size - 1
-    for _ in range(first_chunk, end_chunk):
-        tl.store(entering_ptrs, state.to(entering_ptr.dtype.element_ty), mask=in_row)
-        added = tl.load(states_ptrs, mask=in_row, other=0.0)
-        state = fast_exp(tl.load(dA_end_ptr)) * state + added
+    for chunk in range(first_chunk, end_chunk):
         states_ptrs += nheads * dim
-        entering_ptrs += nheads * dim
         dA_end_ptr += nheads * chunk_size
+        next_added = tl.load(states_ptrs, mask=in_row & (chunk + 1 < end_chunk), other=0.0)
+        next_dA_end = tl.load(dA_end_ptr, mask=chunk + 1 < end_chunk, other=0.0)
+        tl.store(entering_ptrs, state.to(entering_ptr.dtype.element_ty), mask=in_row)
+        entering_ptrs += nheads * dim
+        state = fast_exp(dA_end) * state + added
+        added, dA_end = next_added, next_dA_end
 
     row = pid_b
     if WRITE_TO_SLOTS:

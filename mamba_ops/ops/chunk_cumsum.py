@@ -39,9 +39,7 @@ def chunk_cumsum(
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
     """
     if not runs_kernels(dt):
-        dA_cumsum, dt_out = _chunk_cumsum_cpu(
-            dt, A, cu_chunk_seqlens, chunk_size, dt_bias, dt_softplus, dt_min, dt_max
-        )
+        dA_cumsum, dt_out = _chunk_cumsum_cpu(dt, A, cu_chunk_seqlens, chunk_size, dt_bias, dt_softplus, dt_min, dt_max)
         return dA_cumsum, dt_out
     nheads = dt.shape[1]
     nchunks = cu_chunk_seqlens.shape[0] - 1

@@ -42,9 +42,7 @@ def state_passing(
     entering = torch.empty(states.shape, dtype=state_dtype, device=states.device)
     shape = (last_chunk_indices.shape[0], *states.shape[1:])
     final_states = torch.empty(shape, dtype=state_dtype, device=states.device)
-    _launch(
-        states, dA_cumsum, last_chunk_indices, entering, initial_states, None, None, final_states, None, write_empty=True
-    )
+    _launch(states, dA_cumsum, last_chunk_indices, entering, initial_states, None, None, final_states, None, True)
     return entering, final_states
 
 
@@ -152,9 +150,7 @@ def _launch(
 ) -> None:
     _, nheads, headdim, dstate = states.shape
     dim = headdim * dstate
-    wrap_triton(kernel.state_passing_kernel)[
-        triton.cdiv(dim, kernel.BLOCK_SIZE), nheads, last_chunk_indices.shape[0]
-    ](
+    wrap_triton(kernel.state_passing_kernel)[triton.cdiv(dim, kernel.BLOCK_SIZE), nheads, last_chunk_indices.shape[0]](
         states,
         dA_cumsum,
         last_chunk_indices,

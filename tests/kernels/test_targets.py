@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ KERNELS = {
 }
 
 
-class _Captured(Exception):
+class _CapturedError(Exception):
     """Raised in place of running the graph, which nothing here could."""
 
 
@@ -70,10 +69,10 @@ def _launches(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dty
 
     def capture(graph: torch.fx.GraphModule, _: object) -> Any:
         graphs.append(graph)
-        raise _Captured
+        raise _CapturedError
 
     torch._dynamo.reset()
-    with compile_only(), torch.no_grad(), pytest.raises(Exception, match="_Captured"):
+    with compile_only(), torch.no_grad(), pytest.raises(Exception, match="_CapturedError"):
         torch.compile(all_ops, backend=aot_autograd(fw_compiler=capture, inference_compiler=capture), fullgraph=True)(
             tensor(512, nheads, headdim),
             tensor(512, nheads),
@@ -95,14 +94,13 @@ def _launches(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dty
 
 
 def _function(kernel: Any) -> Any:
-    """The jit function behind what torch stores, which wraps a launch with warps and stages in a fixed configuration."""
+    """The jit function behind what torch stores, which may wrap it in one fixed configuration."""
     return kernel if isinstance(kernel, triton.runtime.jit.JITFunction) else kernel.fn
 
 
 @pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-    yield
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
