@@ -6,7 +6,7 @@ Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; listing 1 (`segsu
 import triton
 import triton.language as tl
 
-BLOCK_HEADS = 8
+BLOCK_HEADS = 2
 NUM_WARPS = 4
 
 

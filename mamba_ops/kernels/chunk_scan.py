@@ -13,7 +13,7 @@ from mamba_ops.kernels.math import fast_exp
 
 BLOCK_M = 64
 BLOCK_HEADDIM = 64
-BLOCK_K = 32
+BLOCK_K = 64
 MAX_BLOCK_DSTATE = 128
 NUM_WARPS = 4
 # Triton 3.6 to 3.8 let a pipelined wgmma whose first operand sits in registers run on while the next iteration
@@ -88,37 +88,29 @@ def chunk_scan_kernel(
         acc += tl.dot(C, state.to(C_ptr.dtype.element_ty))
     acc *= fast_exp(dA_m)[:, None]
 
-    # The tokens of the chunk itself. Each round loads what the next one needs before it computes.
+    # The tokens of the chunk itself.
     offs_k = tl.arange(0, BLOCK_K)
-    end = min((pid_m + 1) * BLOCK_M, length)
     cb_ptrs = cb_ptr + (pid_c * (nheads // heads_per_group) + pid_g) * chunk_size * chunk_size
     cb_ptrs = cb_ptrs + offs_m[:, None] * chunk_size + offs_k[None, :]
     x_base = x_ptr + start * stride_x_token + pid_h * stride_x_head
     x_ptrs = x_base + offs_k[:, None] * stride_x_token + offs_p[None, :]
     dt_ptrs = dt_ptr + row + offs_k
     dA_ptrs = dA_cumsum_ptr + row + offs_k
-    # Rows of whole blocks are loaded, so that masks do not split vector loads; the causal mask drops what is left over.
-    cb = tl.load(cb_ptrs, mask=is_row[:, None], other=0.0)
-    dA_k = tl.load(dA_ptrs)
-    dt_k = tl.load(dt_ptrs)
-    x = tl.load(x_ptrs, mask=(offs_k < length)[:, None] & is_p[None, :], other=0.0)
-    for k in range(0, end, BLOCK_K):
-        cb_ptrs += BLOCK_K
-        x_ptrs += BLOCK_K * stride_x_token
-        dt_ptrs += BLOCK_K
-        dA_ptrs += BLOCK_K
-        is_more = k + BLOCK_K < end
-        next_cb = tl.load(cb_ptrs, mask=is_row[:, None] & is_more, other=0.0)
-        next_dA_k = tl.load(dA_ptrs, mask=is_more, other=0.0)
-        next_dt_k = tl.load(dt_ptrs, mask=is_more, other=0.0)
-        is_next = (offs_k < length - k - BLOCK_K) & is_more
-        next_x = tl.load(x_ptrs, mask=is_next[:, None] & is_p[None, :], other=0.0)
+    for k in range(0, min((pid_m + 1) * BLOCK_M, length), BLOCK_K):
+        in_chunk = offs_k < chunk_size - k
+        cb = tl.load(cb_ptrs, mask=(offs_m[:, None] < chunk_size) & in_chunk[None, :], other=0.0)
+        dA_k = tl.load(dA_ptrs, mask=in_chunk, other=0.0)
+        dt_k = tl.load(dt_ptrs, mask=in_chunk, other=0.0)
         cb *= fast_exp(tl.minimum(dA_m[:, None] - dA_k[None, :], 0.0))
         cb *= dt_k
         # Also drops what the product stage left unwritten: k > m.
         cb = tl.where(offs_m[:, None] >= k + offs_k[None, :], cb, 0.0)
+        x = tl.load(x_ptrs, mask=(offs_k[:, None] < length - k) & is_p[None, :], other=0.0)
         acc += tl.dot(cb.to(x_ptr.dtype.element_ty), x)
-        cb, dA_k, dt_k, x = next_cb, next_dA_k, next_dt_k, next_x
+        cb_ptrs += BLOCK_K
+        x_ptrs += BLOCK_K * stride_x_token
+        dt_ptrs += BLOCK_K
+        dA_ptrs += BLOCK_K
 
     is_out = is_row[:, None] & is_p[None, :]
     if HAS_D:

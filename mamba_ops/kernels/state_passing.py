@@ -16,7 +16,7 @@ from mamba_ops.kernels.math import fast_exp
 from mamba_ops.kernels.slots import load_slot
 
 BLOCK_SIZE = 512
-NUM_WARPS = 4
+NUM_WARPS = 2
 
 
 @triton.jit(
