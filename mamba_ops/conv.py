@@ -1,0 +1,140 @@
+"""The causal convolution before the SSD, over a ragged batch, continued from cached inputs.
+
+It is plain PyTorch, one expression a token and channel, so that Inductor fuses it: each tap is an indexed load and a
+`where`, with no loop over tokens or sequences and no tensor whose shape depends on data. The taps are summed
+in the same order wherever a sequence was cut, and the state is a copy of inputs, so that a prefill in pieces differs
+from one in a single piece by no more than the rounding of SiLU.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mamba_ops.conv_checks import check_sequences, check_weights
+from mamba_ops.ops.checked_slots import checked_slots
+from mamba_ops.value_checks import checks_enabled
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    conv_state: Tensor,
+    read_slots: Tensor,
+    has_initial_state: Tensor | None,
+    write_slots: Tensor,
+) -> Tensor:
+    """SiLU(bias + depthwise causal convolution), each sequence continued from its slot; the slots are updated in place.
+
+    Args:
+        x: (ntokens, conv_dim), any strides. Tokens past `cu_seqlens[-1]` are padding: their rows of the result are
+            not defined and they reach no slot.
+        weight: (conv_dim, width), width >= 2; `weight[:, -1]` meets the token itself.
+        bias: (conv_dim,) or None.
+        cu_seqlens: (nseqs + 1,) int32 or int64, token offsets; an empty sequence is padding and its slots are ignored.
+        conv_state: (num_slots, conv_dim, width - 1), any strides and float dtype; a slot holds the last inputs of a
+            sequence, oldest first. Updated in place.
+        read_slots, write_slots: (nseqs,) int32 or int64, any stride; a negative slot counts from the end. The slots
+            written by sequences that are not empty are distinct.
+        has_initial_state: (nseqs,) bool, or None for all of them. Where it is False the sequence starts from zeros,
+            and the slot is not used, whatever it holds.
+
+    Returns:
+        (ntokens, conv_dim), dtype of x. The arithmetic is FP32.
+
+    Raises:
+        ValueError, TypeError: an argument of the wrong shape or dtype; on a CPU or with MAMBA_OPS_CHECKS=1 also offsets
+            that do not fit the tokens, a slot out of range, a repeated write slot. Nothing has been written then.
+    """
+    check_weights(x, weight, bias)
+    check_sequences(
+        cu_seqlens, conv_state, read_slots, has_initial_state, write_slots, weight.shape[0], weight.shape[1], x.device
+    )
+    if checks_enabled(conv_state.device):
+        read_slots, write_slots = checked_slots(
+            cu_seqlens, read_slots, has_initial_state, write_slots, x.shape[0], conv_state.shape[0], crossed=True
+        )
+    return causal_conv_unchecked(x, weight, bias, cu_seqlens, conv_state, read_slots, has_initial_state, write_slots)
+
+
+def causal_conv_unchecked(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    conv_state: Tensor,
+    read_slots: Tensor,
+    has_initial_state: Tensor | None,
+    write_slots: Tensor,
+) -> Tensor:
+    """`causal_conv` for a caller that has checked the arguments."""
+    ntokens = x.shape[0]
+    if ntokens == 0:
+        return x.new_empty(x.shape)
+    start, live = cu_seqlens[:-1], cu_seqlens[1:] > cu_seqlens[:-1]
+    has = torch.ones_like(live) if has_initial_state is None else has_initial_state
+    token = torch.arange(ntokens, device=x.device)
+    sequence = torch.searchsorted(cu_seqlens[1:], token, right=True).clamp(max=start.shape[0] - 1)
+    source = torch.where(has & live, read_slots, 0)
+    out = _convolve(x, weight, bias, token - start[sequence], conv_state, sequence, source, has)
+    _store_last_inputs(x, cu_seqlens, conv_state, read_slots, has, write_slots, live, sequence[0])
+    return out
+
+
+def _convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    position: Tensor,
+    conv_state: Tensor,
+    sequence: Tensor,
+    read_slots: Tensor,
+    has: Tensor,
+) -> Tensor:
+    """The taps from the oldest to the token itself: an input of this call where there is one, else a cached one."""
+    ntokens, history = x.shape[0], weight.shape[1] - 1
+    total = x.new_zeros((), dtype=torch.float32) if bias is None else bias.float()
+    for tap in range(history + 1):
+        lag = history - tap
+        value = x.float()
+        if lag:
+            shifted = F.pad(x, (0, 0, lag, 0))[:ntokens]
+            cached = conv_state[read_slots[sequence], :, (position + tap).clamp(max=history - 1)]
+            cached = torch.where(has[sequence][:, None], cached, 0)
+            value = torch.where((position >= lag)[:, None], shifted.float(), cached.float())
+        total = total + value * weight[:, tap].float()
+    return F.silu(total).to(x.dtype)
+
+
+def _store_last_inputs(
+    x: Tensor,
+    cu_seqlens: Tensor,
+    conv_state: Tensor,
+    read_slots: Tensor,
+    has: Tensor,
+    write_slots: Tensor,
+    live: Tensor,
+    first_live: Tensor,
+) -> None:
+    """Write the last `width - 1` inputs of every sequence that is not empty.
+
+    Shapes may not depend on how many sequences are empty, so an empty one writes too: the same values to the same slot
+    as the first that is not empty. With duplicates that agree the order of the stores does not matter. If all are
+    empty they write back what slot 0 holds.
+    """
+    history = conv_state.shape[2]
+    any_live = cu_seqlens[-1] > cu_seqlens[0]
+    row = torch.where(live, torch.arange(live.shape[0], device=x.device), first_live)
+    source = torch.where(any_live & has[row], read_slots[row], 0)
+    target = torch.where(any_live, write_slots[row], 0)
+    keep = has[row] | ~any_live
+    length = (cu_seqlens[1:] - cu_seqlens[:-1])[row]
+
+    index = torch.arange(history, device=x.device)
+    position = length[:, None] - history + index  # (nseqs, history), negative: older than this call
+    inputs = x[(cu_seqlens[:-1][row][:, None] + position).clamp(min=0)]
+    cached = conv_state[source[:, None], :, (length[:, None] + index).clamp(max=history - 1)]
+    cached = torch.where(keep[:, None, None], cached, 0)
+    last = torch.where((position >= 0)[:, :, None], inputs.to(conv_state.dtype), cached)
+    conv_state.index_put_((target,), last.transpose(1, 2))
