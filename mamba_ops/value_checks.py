@@ -1,0 +1,124 @@
+"""Checks that must look at values: offsets that grow, slots that exist, slots that are written once.
+
+On a CPU the ops always make them, before they write anything. On a GPU looking at a value means waiting for the
+device, so there they are off unless the environment variable MAMBA_OPS_CHECKS is 1 when an op runs (or, under
+`torch.compile`, when the graph is compiled).
+"""
+
+import os
+
+import torch
+from torch import Tensor
+
+
+def checks_enabled(device: torch.device) -> bool:
+    """Whether tensors on this device have their values checked."""
+    return device.type == "cpu" or os.environ.get("MAMBA_OPS_CHECKS") == "1"
+
+
+def resolve_slots(slots: Tensor, num_slots: int) -> Tensor:
+    """The slots as int64, counted from the front; a negative slot counts from the end, as in torch indexing."""
+    slots = slots.long()
+    return torch.where(slots < 0, slots + num_slots, slots)
+
+
+def check_chunk_offsets(cu_chunk_seqlens: Tensor, ntokens: int, chunk_size: int) -> None:
+    """Raise ValueError unless the chunks tile the front of the tokens, with the empty ones (padding) last."""
+    offsets = cu_chunk_seqlens.cpu()
+    lengths = offsets.diff()
+    if offsets[0] != 0:
+        raise ValueError(f"cu_chunk_seqlens: starts at {int(offsets[0])}; it must start at 0")
+    _refuse_first("cu_chunk_seqlens: decreases to {} at chunk {}", lengths < 0, offsets[1:])
+    _refuse_first(
+        f"cu_chunk_seqlens: {{}} tokens in chunk {{}}; a chunk holds at most chunk_size = {chunk_size}",
+        lengths > chunk_size,
+        lengths,
+    )
+    _refuse_first(
+        "cu_chunk_seqlens: {} tokens in chunk {}, after an empty chunk; empty chunks come last",
+        (lengths[1:] > 0) & (lengths[:-1] == 0),
+        lengths[1:],
+        1,
+    )
+    if offsets[-1] > ntokens:
+        raise ValueError(f"cu_chunk_seqlens: ends at {int(offsets[-1])}; there are {ntokens} tokens")
+
+
+def check_last_chunks(last_chunk_indices: Tensor, nchunks: int) -> None:
+    """Raise ValueError unless the indices never decrease and stay in [-1, nchunks)."""
+    last = last_chunk_indices.cpu()
+    _refuse_first(
+        f"last_chunk_indices: {{}} for sequence {{}}; there are {nchunks} chunks, and -1 stands for none",
+        (last < -1) | (last >= nchunks),
+        last,
+    )
+    _refuse_first("last_chunk_indices: decreases to {} at sequence {}", last.diff() < 0, last[1:], 1)
+
+
+def check_batch(
+    cu_chunk_seqlens: Tensor,
+    last_chunk_indices: Tensor,
+    ntokens: int,
+    chunk_size: int,
+    num_slots: int,
+    read_slots: Tensor | None,
+    has_initial_state: Tensor | None,
+    write_slots: Tensor | None,
+) -> None:
+    """Every check of one prefill at once; arguments as for `mamba_ops.ops.checked_offsets`."""
+    check_chunk_offsets(cu_chunk_seqlens, ntokens, chunk_size)
+    check_last_chunks(last_chunk_indices, int((cu_chunk_seqlens.diff() > 0).sum()))
+    if write_slots is None:
+        return
+    written = torch.diff(last_chunk_indices, prepend=last_chunk_indices.new_full((1,), -1)) > 0
+    check_write_slots(write_slots, num_slots, written)
+    if read_slots is not None:
+        read = written if has_initial_state is None else written & has_initial_state
+        check_slots("read_slots", read_slots, num_slots, read)
+        check_uncrossed_slots(read_slots, read, write_slots, written, num_slots)
+
+
+def check_slots(name: str, slots: Tensor, num_slots: int, used: Tensor) -> None:
+    """Raise ValueError where a used slot is out of range. Slots that are not used may hold anything."""
+    slots = slots.cpu()
+    _refuse_first(
+        f"{name}: slot {{}} of sequence {{}}; the cache has slots -{num_slots} to {num_slots - 1}",
+        used.cpu() & ((slots < -num_slots) | (slots >= num_slots)),
+        slots,
+    )
+
+
+def check_write_slots(write_slots: Tensor, num_slots: int, written: Tensor) -> None:
+    """Raise ValueError where a slot that is written is out of range or is written twice."""
+    check_slots("write_slots", write_slots, num_slots, written)
+    slot, times = resolve_slots(write_slots[written].cpu(), num_slots).unique(return_counts=True)
+    _refuse_first("write_slots: slot {} is written by more than one sequence; slots must be distinct", times > 1, slot)
+
+
+def check_indexed_slots(read_slots: Tensor, read: Tensor, write_slots: Tensor, written: Tensor, num_slots: int) -> None:
+    """Raise ValueError where a slot in use is out of range or is written twice."""
+    check_slots("read_slots", read_slots, num_slots, read)
+    check_write_slots(write_slots, num_slots, written)
+
+
+def check_uncrossed_slots(
+    read_slots: Tensor, read: Tensor, write_slots: Tensor, written: Tensor, num_slots: int
+) -> None:
+    """Raise ValueError where one sequence reads a slot that another one writes: nothing orders the two."""
+    source = resolve_slots(read_slots.cpu(), num_slots)
+    target = resolve_slots(write_slots.cpu(), num_slots)
+    crossed = (source[:, None] == target) & read.cpu()[:, None] & written.cpu()
+    crossed.fill_diagonal_(False)
+    _refuse_first(
+        "read_slots: slot {} of sequence {} is written by another sequence; take the states by masked_gather and pass "
+        "them as initial_states",
+        crossed.any(1),
+        source,
+    )
+
+
+def _refuse_first(message: str, bad: Tensor, values: Tensor, offset: int = 0) -> None:
+    """Raise ValueError for the first bad entry; `message` takes its value and its position, counted from `offset`."""
+    if bad.any():
+        where = int(bad.nonzero()[0])
+        raise ValueError(message.format(int(values[where]), where + offset))
