@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from mamba_ops import cpu
+from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import bmm_chunk as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 
@@ -25,6 +25,7 @@ def bmm_chunk(C: Tensor, B: Tensor, cu_chunk_seqlens: Tensor, chunk_size: int) -
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 1.
     """
+    op_checks.bmm_chunk(C, B, cu_chunk_seqlens, chunk_size)
     if not runs_kernels(C):
         return _bmm_chunk_cpu(C, B, cu_chunk_seqlens, chunk_size)
     _, ngroups, dstate = C.shape

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from mamba_ops import cpu
+from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import chunk_cumsum as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 
@@ -38,6 +38,7 @@ def chunk_cumsum(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
     """
+    op_checks.chunk_cumsum(dt, A, cu_chunk_seqlens, chunk_size, dt_bias, dt_min, dt_max)
     if not runs_kernels(dt):
         dA_cumsum, dt_out = _chunk_cumsum_cpu(dt, A, cu_chunk_seqlens, chunk_size, dt_bias, dt_softplus, dt_min, dt_max)
         return dA_cumsum, dt_out

@@ -4,7 +4,7 @@ import triton
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from mamba_ops import cpu
+from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import chunk_scan as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 
@@ -37,6 +37,7 @@ def chunk_scan(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, steps 1 and 4.
     """
+    op_checks.chunk_scan(cb, x, dt_out, dA_cumsum, C, entering, cu_chunk_seqlens, out, D, z)
     if not runs_kernels(x):
         _chunk_scan_cpu(cb, x, dt_out, dA_cumsum, C, entering, cu_chunk_seqlens, out, D, z)
         return

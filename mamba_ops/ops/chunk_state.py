@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from mamba_ops import cpu
+from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import chunk_state as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 
@@ -25,6 +25,7 @@ def chunk_state(B: Tensor, x: Tensor, dt_out: Tensor, dA_cumsum: Tensor, cu_chun
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 2.
     """
+    op_checks.chunk_state(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)
     if not runs_kernels(x):
         return _chunk_state_cpu(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)
     _, nheads, headdim = x.shape

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from mamba_ops import cpu
+from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import masked_gather as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 
@@ -22,6 +22,7 @@ def masked_gather(state_cache: Tensor, slots: Tensor, has_initial_state: Tensor 
     Returns:
         (nseqs, ...) dense, dtype of the cache.
     """
+    op_checks.masked_gather(state_cache, slots, has_initial_state)
     if not runs_kernels(state_cache):
         return _masked_gather_cpu(state_cache, slots, has_initial_state)
     nseqs = slots.shape[0]

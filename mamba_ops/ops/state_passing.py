@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from mamba_ops import cpu
+from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import state_passing as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 
@@ -36,6 +36,7 @@ def state_passing(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 3.
     """
+    op_checks.state_passing(states, dA_cumsum, last_chunk_indices, initial_states, state_dtype)
     if not runs_kernels(states):
         entering, final_states = _state_passing_cpu(states, dA_cumsum, last_chunk_indices, initial_states, state_dtype)
         return entering, final_states
@@ -68,6 +69,7 @@ def state_passing_update(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 3.
     """
+    op_checks.state_passing_update(states, dA_cumsum, last_chunk_indices, initial_states, state_cache, write_slots)
     if not runs_kernels(states):
         return _state_passing_update_cpu(
             states, dA_cumsum, last_chunk_indices, initial_states, state_cache, write_slots
@@ -109,6 +111,9 @@ def state_passing_indexed(
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 3.
     """
+    op_checks.state_passing_indexed(
+        states, dA_cumsum, last_chunk_indices, state_cache, read_slots, has_initial_state, write_slots
+    )
     if not runs_kernels(states):
         return _state_passing_indexed_cpu(
             states,
