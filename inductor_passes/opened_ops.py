@@ -22,7 +22,9 @@ def kernel_arguments(node: object, kernel: Any) -> dict[str, Any] | None:
         return None
     assert isinstance(node, fx.Node)
     kwargs: Any = node.kwargs
-    if kernel_side_table.get_kernel(kwargs["kernel_idx"]) is not kernel:
+    launched: Any = kernel_side_table.get_kernel(kwargs["kernel_idx"])
+    # A launch with a number of warps is kept as an autotuner with that one choice.
+    if launched is not kernel and getattr(launched, "fn", None) is not kernel:
         return None
     constants = kernel_side_table.get_constant_args(kwargs["constant_args_idx"])
     return {**constants, **kwargs["kwargs"]}

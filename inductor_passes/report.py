@@ -7,6 +7,7 @@ import enum
 from collections import Counter
 
 from torch import fx
+from torch._ops import OpOverload
 
 from inductor_passes import nodes
 
@@ -71,7 +72,8 @@ class NodeName:
     @classmethod
     def of(cls, node: fx.Node) -> NodeName:
         """Name of a node, which may leave the graph afterwards."""
-        return cls(node.name, str(node.target), nodes.source_line(node))
+        op = str(node.target) if isinstance(node.target, str | OpOverload) else getattr(node.target, "__name__", "?")
+        return cls(node.name, op, nodes.source_line(node))
 
     def __str__(self) -> str:
         return f"{self.name} ({self.op})"

@@ -105,7 +105,7 @@ def _finish(graph: fx.Graph, site: StatePassing, into: str, old: Iterable[fx.Nod
     return Rewrite(
         name,
         into,
-        tuple(NodeName.of(node) for node in reversed(removed)),
+        tuple(NodeName.of(node) for node in reversed(removed) if node not in added),
         tuple(NodeName.of(node) for node in added if node not in removed),
         optimization_hint(snapshot.numel()) * snapshot.element_size(),
     )

@@ -55,7 +55,10 @@ def read_state_passing(node: fx.Node) -> StatePassing | None:
     if is_call(node, _FUNCTIONAL_CPU):
         return _functional_cpu(node)
     arguments = kernel_arguments(node, state_passing_kernel)
-    return None if arguments is None or arguments["READ_FROM_SLOTS"] else _launch(node, arguments)
+    if arguments is None or arguments["READ_FROM_SLOTS"]:
+        return None
+    is_known = all(user.args[1] in ("entering_ptr", "final_ptr") for user in node.users)
+    return _launch(node, arguments) if is_known else None
 
 
 def _update_cpu(node: fx.Node) -> StatePassing:
