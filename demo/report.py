@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,10 +22,11 @@ def make_console() -> Console:
 
 def make_table(comparisons: list[Comparison]) -> Table:
     """A row for each run; differences stand in the row of the run that makes no copy."""
-    table = Table(title=f"One layer, one sequence: {CACHED_TOKENS:,} tokens in the cache, {NEW_TOKENS} new ones")
+    title = f"One layer, one sequence: {CACHED_TOKENS:,} tokens in the cache, {NEW_TOKENS} new ones"
+    table = Table(title=title, box=box.SIMPLE_HEAVY)
     table.add_column("cache")
-    table.add_column("run")
-    for heading in ("snapshot\nnodes", "state\ncopied", "max |diff|\noutput", "max |diff|\ncaches", "time\n(median)"):
+    table.add_column("run", no_wrap=True)
+    for heading in ("snapshot\nnodes", "state\ncopied", "max |Δ|\noutput", "max |Δ|\ncaches", "time\n(median)"):
         table.add_column(heading, justify="right")
     cache = ""
     for comparison in comparisons:
