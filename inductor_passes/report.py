@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import textwrap
 from collections import Counter
 
 from torch import fx
@@ -75,8 +76,13 @@ class NodeName:
         op = str(node.target) if isinstance(node.target, str | OpOverload) else getattr(node.target, "__name__", "?")
         return cls(node.name, op, nodes.source_line(node))
 
-    def __str__(self) -> str:
+    @property
+    def short(self) -> str:
+        """Name and op."""
         return f"{self.name} ({self.op})"
+
+    def __str__(self) -> str:
+        return f"{self.short} at {self.source}" if self.source else self.short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +100,8 @@ class Decline:
     nodes: tuple[NodeName, ...] = ()
 
     def __str__(self) -> str:
-        where = f" [{', '.join(node.name for node in self.nodes)}]" if self.nodes else ""
-        source = f" at {self.site.source}" if self.site.source else ""
-        return f"{self.site.name} keeps its snapshot{source}: {self.condition.name}{where}: {self.condition.value}"
+        where = f" ({', '.join(str(node) for node in self.nodes)})" if self.nodes else ""
+        return f"kept: {self.site} keeps its snapshot\n  {self.condition.name}: {self.condition.value}{where}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +123,9 @@ class Rewrite:
     snapshot_bytes: int
 
     def __str__(self) -> str:
-        source = f" at {self.site.source}" if self.site.source else ""
-        removed = ", ".join(str(node) for node in self.removed)
-        added = ", ".join(str(node) for node in self.added)
-        return f"{self.site.name} now uses {self.into}{source}: removed {removed}; added {added}"
+        removed = ", ".join(node.short for node in self.removed)
+        added = ", ".join(node.short for node in self.added)
+        return f"rewritten: {self.site}, now {self.into}\n  removed: {removed}\n  added: {added}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +165,8 @@ class Report:
         return Counter(decline.condition for decline in self.declines)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.graphs)} graphs, {self.eliminated} snapshots eliminated, {len(self.declines)} kept"]
-        for number, graph in enumerate(self.graphs):
-            lines += [f"graph {number}: {line}" for line in str(graph).splitlines()]
+        lines = [
+            f"graphs seen: {len(self.graphs)}, snapshots eliminated: {self.eliminated}, kept: {len(self.declines)}",
+            *(f"graph {number}\n{textwrap.indent(str(graph), '  ')}" for number, graph in enumerate(self.graphs)),
+        ]
         return "\n".join(lines)
