@@ -147,18 +147,16 @@ SPELLINGS: dict[str, Spelling] = {
     "index_select with int64": lambda c, s, h: torch.where(h[:, None, None, None], c.index_select(0, s.long()), 0),
     "index with int64": lambda c, s, h: torch.where(h[:, None, None, None], c[s.long()], 0),
     "index with a column": lambda c, s, h: torch.where(h[:, None, None, None], c[s[:, None]].squeeze(1), 0),
-    "embedding": lambda c, s, h: torch.where(
-        h[:, None], torch.nn.functional.embedding(s, c.flatten(1)), 0
-    ).unflatten(1, ROW),
+    "embedding": lambda c, s, h: torch.where(h[:, None], torch.nn.functional.embedding(s, c.flatten(1)), 0).unflatten(
+        1, ROW
+    ),
     "cast before the mask": lambda c, s, h: torch.where(h[:, None, None, None], c[s].float(), 0.0),
     "cast after the mask": lambda c, s, h: snapshot(c, s, h).float(),
     "cast there and back": lambda c, s, h: snapshot(c, s, h).double().to(c.dtype),
     "contiguous": lambda c, s, h: snapshot(c, s, h).contiguous(),
     "clone": lambda c, s, h: snapshot(c, s, h).clone(),
     "masked_gather": lambda c, s, h: masked_gather(c, s, h),
-    "masked_gather, then where": lambda c, s, h: torch.where(
-        h[:, None, None, None], masked_gather(c, s, None), 0
-    ),
+    "masked_gather, then where": lambda c, s, h: torch.where(h[:, None, None, None], masked_gather(c, s, None), 0),
 }
 # Without a mask: every sequence has an initial state.
 UNMASKED_SPELLINGS: dict[str, Spelling] = {
