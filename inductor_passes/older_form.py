@@ -11,9 +11,20 @@ from __future__ import annotations
 
 from torch import fx
 
-from inductor_passes.cache_view import ViewStep, row_size
+from inductor_passes.cache_view import row_size
 from inductor_passes.declined import Declined, require
-from inductor_passes.nodes import CASTS, SAME_ORDER, aten, input_of, is_call, is_exact, is_tensor, same, tensor
+from inductor_passes.nodes import (
+    CASTS,
+    SAME_ORDER,
+    ViewStep,
+    aten,
+    input_of,
+    is_call,
+    is_exact,
+    is_tensor,
+    same,
+    tensor,
+)
 from inductor_passes.report import Condition
 from inductor_passes.state_passing_nodes import StatePassing
 from inductor_passes.writeback import Writeback, writeback_over

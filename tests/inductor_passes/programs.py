@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mamba_ops.ops import masked_gather, state_passing, state_passing_update
 
-NHEADS, HEADDIM, DSTATE, CHUNK_SIZE = 2, 4, 16, 16
+NHEADS, HEADDIM, DSTATE, CHUNK_SIZE = 3, 4, 16, 16
 ROW = (NHEADS, HEADDIM, DSTATE)
 NUM_SLOTS = 9
 
@@ -23,7 +23,7 @@ class Inputs:
     """Arguments of a program, in its order. The slots of sequences without an initial state hold NaN."""
 
     states: Tensor
-    dA_cumsum: Tensor
+    dA_cumsum: Tensor  # noqa: N815 - the paper's name
     last_chunk_indices: Tensor
     cache: Tensor
     slots: Tensor

@@ -291,7 +291,7 @@ RULES = {
     "rows times a mask": stays(Condition.MASK_PRODUCT, update_with(mask_of_zeros_and_ones)),
     "rows times a mask of floats": stays(Condition.MASK_PRODUCT, update_with(mask_as_floats)),
     "mask of heads": stays(Condition.MASK_NOT_PER_SEQUENCE, update_with(heads_masked)),
-    "mask along the heads": stays(Condition.MASK_NOT_PER_SEQUENCE, update_with(mask_along_the_heads)),
+    "mask along the heads": stays(Condition.MASK_NOT_PER_SEQUENCE, update_with(mask_along_the_heads), chunks=(2, 1, 1)),
     "one mask for all": goes(update_with(one_mask_for_all)),
     "two masks": stays(Condition.NOT_A_SNAPSHOT, update_with(twice_masked)),
     "filled with one": stays(

@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from mamba_ops.ops import state_passing_update
 from tests.inductor_passes.harness import Compiled, assert_same_as_eager, compile_with_pass
 from tests.inductor_passes.programs import (
-    CHUNK_SIZE,
     SPELLINGS,
     UNMASKED_SPELLINGS,
-    Inputs,
     make_inputs,
     older_form_with,
     snapshot,
