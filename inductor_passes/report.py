@@ -8,9 +8,9 @@ import textwrap
 from collections import Counter
 
 from torch import fx
-from torch._ops import OpOverload
 
-from inductor_passes import nodes
+from inductor_passes.nodes import source_line
+from inductor_passes.opened_ops import op_name
 
 
 class Condition(enum.Enum):
@@ -73,8 +73,7 @@ class NodeName:
     @classmethod
     def of(cls, node: fx.Node) -> NodeName:
         """Name of a node, which may leave the graph afterwards."""
-        op = str(node.target) if isinstance(node.target, str | OpOverload) else getattr(node.target, "__name__", "?")
-        return cls(node.name, op, nodes.source_line(node))
+        return cls(node.name, op_name(node), source_line(node))
 
     @property
     def short(self) -> str:
