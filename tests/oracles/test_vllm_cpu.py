@@ -102,7 +102,7 @@ def run_exact(case: Case) -> dict[str, Tensor]:
 
 
 def run_magnitudes(case: Case) -> dict[str, Tensor]:
-    """The sums without cancellation, of the absolute values of their terms: what rounding errors are in proportion to."""
+    """The sums of the absolute values of the terms, without cancellation: rounding errors are in proportion to them."""
     terms = {name: None if case[name] is None else case[name].abs() for name in ("x", "B", "C", "D", "initial_states")}
     sums = run_exact(case | terms | {"z": None})
     if case["z"] is not None:
