@@ -115,7 +115,8 @@ def ssd_chunk_scan(
             write_slots,
         )
 
-    dt_min, dt_max = (None if math.isinf(limit) else limit for limit in dt_limit)
+    # A test by isinf would break the graph where torch.compile traces the limits as symbols.
+    dt_min, dt_max = (None if limit in (math.inf, -math.inf) else limit for limit in dt_limit)
     dA_cumsum, dt_out = chunk_cumsum(dt, A, cu_chunk_seqlens, metadata.chunk_size, dt_bias, dt_softplus, dt_min, dt_max)
     states = chunk_state(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)
     final_states = None
