@@ -88,12 +88,12 @@ def causal_conv_unchecked(
     total = x.new_zeros((), dtype=torch.float32) if bias is None else bias.float()
     for tap in range(width):
         lag = width - 1 - tap
-        value = x.float()
+        value = x
         if lag:
-            earlier = F.pad(x, (0, 0, lag, 0))[:ntokens].float()
-            cached = history[sequence, (position + tap).clamp(max=width - 2)].float()
+            earlier = F.pad(x, (0, 0, lag, 0))[:ntokens]
+            cached = history[sequence, (position + tap).clamp(max=width - 2)]
             value = torch.where((position >= lag)[:, None], earlier, cached)
-        total = total + value * weight[:, tap].float()
+        total = torch.addcmul(total, value.float(), weight[:, tap].float())
 
     # An empty sequence stands in for the first that is not, see _store.
     row = torch.where(live, torch.arange(live.shape[0], device=x.device), sequence[0])

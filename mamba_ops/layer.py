@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mamba_ops.checks import check_cache, check_chunk_size, check_tensor
 from mamba_ops.conv import causal_conv_unchecked
-from mamba_ops.conv_checks import check_sequences
+from mamba_ops.layer_checks import check_call
 from mamba_ops.metadata import ChunkMetadata
 from mamba_ops.norm import gated_rms_norm
 from mamba_ops.ops.checked_slots import checked_slots
@@ -176,7 +175,7 @@ class Mamba2Layer(nn.Module):
             ValueError, TypeError: an argument of the wrong shape, dtype or device, a slot out of range or written
                 twice; nothing has been written then.
         """
-        self._check(hidden_states, metadata, conv_state, state_cache, read_slots, has_initial_state, write_slots)
+        check_call(self, hidden_states, metadata, conv_state, state_cache, read_slots, has_initial_state, write_slots)
         conv_reads, conv_writes = read_slots, write_slots
         if checks_enabled(conv_state.device):
             # The scan checks its slots itself, but after the convolution has written.
@@ -208,36 +207,6 @@ class Mamba2Layer(nn.Module):
             y = gated_rms_norm(y, z, self.norm_weight, self.ngroups, self.norm_eps, self.norm_before_gate)
         out: Tensor = self.out_proj(y)
         return out
-
-    def _check(
-        self,
-        hidden_states: Tensor,
-        metadata: ChunkMetadata,
-        conv_state: Tensor,
-        state_cache: Tensor,
-        read_slots: Tensor,
-        has_initial_state: Tensor | None,
-        write_slots: Tensor,
-    ) -> None:
-        """What the stages check themselves, but only after the first of them has written."""
-        weight = self.in_proj.weight
-        tokens = {"ntokens": None, "hidden_size": self.hidden_size}
-        check_tensor("hidden_states", hidden_states, tokens, (weight.dtype,), weight.device)
-        check_chunk_size(metadata.chunk_size)
-        check_sequences(
-            metadata.cu_seqlens,
-            conv_state,
-            read_slots,
-            has_initial_state,
-            write_slots,
-            self.conv_dim,
-            self.conv_width,
-            weight.device,
-        )
-        row = {"nheads": self.nheads, "headdim": self.headdim, "dstate": self.dstate}
-        check_cache("state_cache", state_cache, row, weight.device)
-        if state_cache.shape[0] != conv_state.shape[0]:
-            raise ValueError(f"state_cache: {state_cache.shape[0]} slots; conv_state has {conv_state.shape[0]}")
 
     def _scan(
         self,
