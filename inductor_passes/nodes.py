@@ -197,6 +197,9 @@ def scalar(node: object) -> float | None:
     if is_call(node, *CASTS):  # from a constant, so the value is that of the cast constant
         value = scalar(node.args[0])
         return None if value is None else float(torch.tensor(value).to(tensor(node).dtype).item())
+    if is_call(node, aten.lift_fresh_copy.default):  # a number that the user's program writes into a tensor
+        constant = getattr(node.graph.owning_module, str(input_of(node).target), None)
+        return float(constant.item()) if type(constant) is Tensor and constant.numel() == 1 else None
     if is_call(node, aten.full.default, aten.full_like.default):
         return scalar(node.args[1])
     if is_call(node, aten.scalar_tensor.default):
