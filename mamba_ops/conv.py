@@ -107,7 +107,7 @@ def _store(x: Tensor, start: Tensor, length: Tensor, history: Tensor, conv_state
 
     Shapes may not depend on how many sequences are empty, so an empty one writes too: what the first one writes that
     is not empty, to the same slot. Where duplicates agree the order of the stores does not matter. If all sequences
-    are empty, each of them writes back what slot 0 held.
+    are empty, each of them writes back what slot 0 held (of a NaN, perhaps with other bits).
     """
     size = history.shape[1]
     index = torch.arange(size, device=x.device)

@@ -108,7 +108,12 @@ def check(case: Case, conv: Conv = causal_conv) -> None:
     # FP32 arithmetic over `width` taps of values below about 5, then one rounding to the dtype of x.
     rounding = torch.finfo(case.x.dtype).eps / 2
     torch.testing.assert_close(out[:ntokens].double(), expected[:ntokens], rtol=rounding + 1e-6, atol=1e-5)
-    assert torch.equal(case.pages.view(torch.uint8), pages.view(torch.uint8)), "a byte of the cache is not as expected"
+    # Where all sequences are empty, slot 0 is written with what it held: a NaN stays one, perhaps with other bits.
+    torch.testing.assert_close(case.pages, pages, rtol=0, atol=0, equal_nan=True)
+    live = case.cu_seqlens.diff() > 0
+    untouched = torch.ones(len(pages), dtype=torch.bool)
+    untouched[case.write_slots[live].long() if live.any() else 0] = False
+    assert torch.equal(case.pages[untouched].view(torch.uint8), pages[untouched].view(torch.uint8))
 
 
 @st.composite
