@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mamba_ops import build_chunk_metadata, ssd_chunk_scan
+from mamba_ops.cpu import padding
 from mamba_ops.reference import ssd_reference
 from tests.mamba_ops.batches import (
     DTYPES,
@@ -93,6 +94,35 @@ def test_the_output_is_made_or_written_and_tokens_beyond_the_last_chunk_are_left
     made = ssd_chunk_scan(**batch.inputs, **batch.options, metadata=batch.metadata).out
     assert made.is_contiguous()
     assert_near(made, batch.reference()[0], torch.float32)
+
+
+@pytest.mark.parametrize("group_bytes", [1, 1 << 18])
+def test_chunks_taken_a_few_at_a_time(group_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large batches are, to bound the memory of temporaries."""
+    monkeypatch.setattr(padding, "GROUP_BYTES", group_bytes)
+    batch = make_batch([300, 0, 64, 1], strided=True)
+    out, final = batch.reference()
+    result = batch.run()
+    assert_near(result.out, out, torch.float32)
+    assert_near(result.final_states, final, torch.float32)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_what_one_sequence_holds_reaches_no_other(poison: float) -> None:
+    batch = make_batch([40, 33, 50, 1], strided=True)
+    expected = batch.run(return_intermediate_states=True)
+    for name in ("x", "dt", "B", "C"):
+        for bad in (0, 2):
+            start, end = batch.cu_seqlens[bad], batch.cu_seqlens[bad + 1]
+            tokens = batch.inputs[name].clone()
+            tokens[start:end] = poison
+            got = replace(batch, inputs={**batch.inputs, name: tokens}).run(return_intermediate_states=True)
+            others = torch.tensor([b for b in range(4) if b != bad])
+            chunks = torch.isin(batch.metadata.seq_idx, others)
+            assert_same(got.final_states[others], expected.final_states[others])
+            assert_same(got.intermediate_states[chunks], expected.intermediate_states[chunks])
+            assert_same(got.out[:start], expected.out[:start])
+            assert_same(got.out[end:], expected.out[end:])
 
 
 def test_padded_metadata_changes_nothing() -> None:
