@@ -1,9 +1,8 @@
 """The causal convolution before the SSD, over a ragged batch, continued from cached inputs.
 
 It is plain PyTorch, one expression a token and channel, so that Inductor fuses it: each tap is an indexed load and a
-`where`, with no loop over tokens or sequences and no tensor whose shape depends on data. The taps are summed
-in the same order wherever a sequence was cut, and the state is a copy of inputs, so that a prefill in pieces differs
-from one in a single piece by no more than the rounding of SiLU.
+`where`, with no loop over tokens or sequences and no tensor whose shape depends on data. The state is a copy of
+inputs, and the taps are summed in the same order wherever a sequence was cut.
 """
 
 import torch

@@ -194,8 +194,8 @@ def test_pieces_equal_one_piece(lengths: list[int], dtype: torch.dtype, data: st
         got[rows] = causal_conv(
             whole.x[rows], whole.weight, whole.bias, cu, whole.conv_state, whole.read_slots, None, whole.write_slots
         )
-    # The sums are the same; SiLU rounds differently in the vectorised part of a tensor and in its tail.
-    torch.testing.assert_close(got, expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
+    # The same terms in the same order; PyTorch rounds differently in the vectorised part of a tensor and in its tail.
+    torch.testing.assert_close(got, expected, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
     torch.testing.assert_close(whole.conv_state, state, rtol=0, atol=0, equal_nan=True)
 
 
