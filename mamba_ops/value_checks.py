@@ -1,8 +1,9 @@
 """Checks that must look at values: offsets that grow, slots that exist, slots that are written once.
 
 On a CPU the ops always make them, before they write anything. On a GPU looking at a value means waiting for the
-device, so there they are off unless the environment variable MAMBA_OPS_CHECKS is 1 when an op runs (or, under
-`torch.compile`, when the graph is compiled).
+device, so there they are off, unless the environment variable MAMBA_OPS_CHECKS is 1: then `ssd_chunk_scan` makes them,
+eager or compiled. The variable is read at each eager call, and once when a graph is compiled. Ops that are called
+directly on a GPU make none, and neither does a CUDA graph, captured or replayed.
 """
 
 import os
