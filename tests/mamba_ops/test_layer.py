@@ -27,7 +27,7 @@ def make_state(layer: Mamba2Layer, live: list[int], state_dtype: torch.dtype | N
     for cache in state:
         whole = torch.as_strided(cache, (cache.untyped_storage().nbytes() // cache.itemsize,), (1,))
         whole.fill_(torch.nan)
-        cache[live] = torch.randn(len(live), *cache.shape[1:]).to(cache.dtype)
+        cache[live] = torch.randn(len(live), *cache.shape[1:]).to(cache)
     return state
 
 
