@@ -102,11 +102,13 @@ def ssd_chunk_scan(
     check_inputs(x, dt, A, B, C, metadata, D, z, dt_bias, dt_limit, out)
     check_states(x, B, metadata, initial_states, state_cache, read_slots, has_initial_state, write_slots, state_dtype)
     cu_chunk_seqlens, last_chunk_indices = metadata.cu_chunk_seqlens, metadata.last_chunk_indices
-    if x.device.type != "cpu" and checks_enabled(x.device):
+    if checks_enabled(x.device):
         num_slots = 0 if state_cache is None else state_cache.shape[0]
-        cu_chunk_seqlens = checked_offsets(
+        _, cu_chunk_seqlens = checked_offsets(
+            metadata.cu_seqlens,
             cu_chunk_seqlens,
             last_chunk_indices,
+            metadata.seq_idx,
             x.shape[0],
             metadata.chunk_size,
             num_slots,

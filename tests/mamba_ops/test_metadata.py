@@ -29,7 +29,7 @@ def test_chunks_end_where_physical_chunks_and_splits_do(case: tuple[list[int], i
     owner = metadata.seq_idx.tolist()
     last = metadata.last_chunk_indices.tolist()
 
-    check_batch(metadata.cu_chunk_seqlens, metadata.last_chunk_indices, sum(lengths), chunk_size, 0, None, None, None)
+    check_batch(*metadata[:4], sum(lengths), chunk_size, 0, None, None, None, crossed=False)
     assert metadata.cu_seqlens.tolist() == offsets(lengths)
     for b, (start, end) in enumerate(pairwise(offsets(lengths))):
         first = last[b - 1] + 1 if b else 0

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mamba_ops import ops
 from tests.mamba_ops.batches import (
     DTYPES,
     SMALL,
@@ -116,3 +117,18 @@ def test_offsets_of_slots_need_64_bits(dtype: torch.dtype, slot: int) -> None:
         assert_same(run(batch, far, slots), run(batch, start, slots))
         assert_same(far[4], start[4])
     assert expected.out.isfinite().all()
+
+
+@pytest.mark.fault(8)
+def test_padding_rows_may_share_a_slot_where_the_op_stands_for_index_put() -> None:
+    """`cache[slots] = final` takes padded batches whose empty rows all name one slot; so does the op in its place."""
+    states, dA_cumsum = torch.randn(3, 2, 16, 16), -torch.rand(3, 2, 16)
+    last = torch.tensor([1, 2, 2, 2], dtype=torch.int32)
+    slots, has = torch.tensor([3, 1, 0, 0]), torch.tensor([True, False, True, False])
+    cache = torch.randn(5, 2, 16, 16)
+    expected = cache.clone()
+    initial = ops.masked_gather(cache, slots, has)
+    entering, expected[slots] = ops.state_passing(states, dA_cumsum, last, initial, cache.dtype)
+    actual = ops.state_passing_indexed(states, dA_cumsum, last, cache, slots, has, slots, write_empty=True)
+    torch.testing.assert_close(actual, entering, rtol=0, atol=0)
+    torch.testing.assert_close(cache, expected, rtol=0, atol=0)

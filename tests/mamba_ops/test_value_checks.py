@@ -9,6 +9,8 @@ from mamba_ops.value_checks import checks_enabled
 from tests.mamba_ops.batches import assert_same, make_batch
 
 GOOD = {
+    "cu_seqlens": [0, 0, 32, 70, 70],
+    "seq_idx": [1, 2, 0],
     "cu_chunk_seqlens": [0, 32, 70, 70],
     "last_chunk_indices": [-1, 0, 1, 1],
     "read_slots": [99, 3, -1, 99],
@@ -18,7 +20,13 @@ GOOD = {
 
 BAD = [
     ("cu_chunk_seqlens", [0, 70, 70, 70], "70 tokens in chunk 0"),
-    ("last_chunk_indices", [-1, 0, 1, 2], "2 for sequence 3; there are 2 chunks"),
+    ("last_chunk_indices", [-1, 0, 1, 3], "3 for sequence 3; there are 3 chunks"),
+    ("cu_seqlens", [1, 1, 32, 70, 70], "starts at 1"),
+    ("cu_seqlens", [0, 0, 32, 69, 69], "69 at the end of sequence 2"),
+    ("cu_seqlens", [0, 0, 16, 70, 70], "16 at the end of sequence 1"),
+    ("last_chunk_indices", [-1, -1, 1, 1], "whose last chunk ends elsewhere"),
+    ("last_chunk_indices", [0, 0, 1, 1], "whose last chunk ends elsewhere"),
+    ("seq_idx", [1, 1, 0], "1 for chunk 1, which belongs to another sequence"),
     ("read_slots", [99, 3, 6, 99], "slot 6 of sequence 2"),
     ("read_slots", [99, 3, -2, 99], "slot 4 of sequence 2 is written by another"),
     ("write_slots", [99, 4, 6, 99], "slot 6 of sequence 2"),
@@ -49,25 +57,25 @@ def test_on_a_gpu_the_switch_decides_and_on_a_cpu_the_checks_are_always_made(mon
 
 def test_good_values_pass_and_the_offsets_come_back_as_a_copy() -> None:
     good = arguments()
-    offsets = checked_offsets(**good)
-    assert_same(offsets, good["cu_chunk_seqlens"])
-    assert offsets.data_ptr() != good["cu_chunk_seqlens"].data_ptr()
-    batch = make_batch([40, 0, 3])
-    assert_same(
-        checked_offsets(batch.metadata.cu_chunk_seqlens, batch.metadata.last_chunk_indices, 43, 32),
-        batch.metadata.cu_chunk_seqlens,
-    )
+    for offsets, name in zip(checked_offsets(**good), ("cu_seqlens", "cu_chunk_seqlens"), strict=True):
+        assert_same(offsets, good[name])
+        assert offsets.data_ptr() != good[name].data_ptr()
+    cu_seqlens, cu_chunk_seqlens, *others, chunk_size = make_batch([40, 0, 3]).metadata
+    checked = checked_offsets(cu_seqlens, cu_chunk_seqlens, *others, 43, chunk_size)
+    assert_same(checked[1], cu_chunk_seqlens)
 
 
 @pytest.mark.parametrize(("name", "values", "message"), BAD)
 def test_bad_values_are_named(name: str, values: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name}: {message}"):
+    with pytest.raises(ValueError, match=message) as raised:
         checked_offsets(**arguments(**{name: values}))
+    named = {"last_chunk_indices": "cu_seqlens"} if "ends elsewhere" in message else {}
+    assert str(raised.value).startswith(f"{named.get(name, name)}: ")
 
 
 def test_in_a_compiled_graph_whatever_uses_the_offsets_comes_after_the_checks() -> None:
     def write(cache: Tensor, values: dict[str, Tensor | int]) -> None:
-        cache.add_(checked_offsets(**values).sum())
+        cache.add_(checked_offsets(**values)[1].sum())
 
     compiled = torch.compile(write, fullgraph=True)
     cache = torch.zeros(4)
