@@ -15,6 +15,7 @@ from inductor_passes.cache_view import row_size
 from inductor_passes.declined import Declined, require
 from inductor_passes.nodes import (
     CASTS,
+    INDEX_DTYPES,
     SAME_ORDER,
     ViewStep,
     aten,
@@ -81,6 +82,7 @@ def _indexed(node: fx.Node, final: fx.Node, site: StatePassing) -> tuple[fx.Node
     is_row_write = value is final and is_tensor(slots) and all(other is None for other in others)
     require(is_row_write, Condition.NOT_WRITTEN_BACK, node)
     assert isinstance(slots, fx.Node)
+    require(tensor(slots).dtype in INDEX_DTYPES, Condition.NOT_WRITTEN_BACK, node)
     nrows, nelements = tensor(slots).numel(), tensor(final).numel()
     writes_all = same(nrows, site.nseqs) and same(nelements, site.nseqs * row_size(tensor(base)))
     require(writes_all, Condition.NOT_WRITTEN_BACK, node)

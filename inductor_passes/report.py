@@ -28,6 +28,8 @@ class Condition(enum.Enum):
     CACHE_WRITTEN_AFTER_SCAN = "other results of the scan, such as checkpoints, reach the cache before the final states"
     CACHE_READ_LATER = "the cache is read between state passing and the write of the final states"
     CROSSED_SLOTS = "several sequences, and one may read a slot that another one writes"
+    OTHER_DEVICE = "the slots or the mask are on another device than the cache"
+    ARGUMENT_OF_CACHE = "another argument of state passing is a view of the cache"
     SNAPSHOT_RETURNED = "the snapshot is returned"
     SNAPSHOT_USED_ELSEWHERE = "the snapshot has another user"
     ROWS_USED_ELSEWHERE = "the rows have another user before they are masked"
