@@ -62,7 +62,7 @@ def _writeback_by(node: fx.Node, final: fx.Node, site: StatePassing, passed: tup
         base, slots = _indexed(node, final, site)
         return writeback_over(base, (node,), writers, slots, write_empty=True)
     if is_call(node, aten.slice_scatter.default, aten.select_scatter.default) and node.args[1] is final:
-        _, _, dim, *where = node.args
+        dim, *where = node.args[2:] or (0,)
         require(bool(dim == 0), Condition.NOT_WRITTEN_BACK, node)
         steps: tuple[ViewStep, ...] = (ViewStep(aten.slice.Tensor, (0, *where)),)
         if is_call(node, aten.select_scatter.default):
