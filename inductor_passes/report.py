@@ -29,6 +29,7 @@ class Condition(enum.Enum):
     CACHE_READ_LATER = "the cache is read between state passing and the write of the final states"
     CROSSED_SLOTS = "several sequences, and one may read a slot that another one writes"
     OTHER_DEVICE = "the slots or the mask are on another device than the cache"
+    VIEWED_AS_OTHER_DTYPE = "the cache is seen through another dtype inside the graph; make that view outside of it"
     ARGUMENT_OF_CACHE = "another argument of state passing is a view of the cache"
     SNAPSHOT_RETURNED = "the snapshot is returned"
     SNAPSHOT_USED_ELSEWHERE = "the snapshot has another user"

@@ -79,7 +79,9 @@ def prove(site: StatePassing, snapshot: Snapshot, writeback: Writeback) -> Elimi
 
 
 def _check_version(site: StatePassing, snapshot: Snapshot, writeback: Writeback) -> None:
-    read, written = view_chain(snapshot.source)[0], view_chain(writeback.cache.root)[0]
+    (read, read_views), (written, written_views) = view_chain(snapshot.source), view_chain(writeback.cache.root)
+    recast = [view for view in (*read_views, *written_views) if is_call(view, aten.view.dtype)]
+    require(not recast, Condition.VIEWED_AS_OTHER_DTYPE, *recast)
     if read is written:
         return
     before_written = ancestors(written)
