@@ -19,20 +19,21 @@ class SequenceMask:
     Attributes:
         node: a node of booleans.
         keeps: whether true means that the sequence has an initial state.
+        is_one_for_all: whether every element says the same, about all sequences.
     """
 
     node: fx.Node
     keeps: bool
+    is_one_for_all: bool = False
 
     def vector(self, mask: Tensor, nseqs: int | torch.SymInt) -> Tensor:
         """(nseqs,) booleans, true where a sequence has an initial state, from the tensor of `node`."""
         if same(mask.numel(), nseqs):
             mask = mask if mask.dim() == 1 else mask.reshape(nseqs)
-        elif same(mask.numel(), 1):
-            mask = mask.reshape(1).expand(nseqs)
         else:
-            while mask.dim() > 1:
+            while mask.dim() > (0 if self.is_one_for_all else 1):
                 mask = mask.select(-1, 0)
+            mask = mask.expand(nseqs)
         return mask if self.keeps else torch.logical_not(mask)
 
 
@@ -43,8 +44,11 @@ def broadcast_mask(mask: fx.Node, keeps: bool, masked: fx.Node, nseqs: int | tor
     while _is_negation(mask) or is_call(mask, aten.expand.default, aten.clone.default):
         keeps ^= _is_negation(mask)
         mask = input_of(mask)
-    require(_is_one_a_sequence(tensor(mask), tensor(masked), nseqs), Condition.MASK_NOT_PER_SEQUENCE, mask)
-    return _without_shape(mask, keeps, nseqs)
+    broadcast = tensor(mask).expand(tensor(masked).shape)
+    is_one_a_sequence = _is_constant(broadcast[0]) and same(broadcast.shape[0], nseqs)
+    is_one_for_all = _is_constant(broadcast)
+    require(is_one_a_sequence or is_one_for_all, Condition.MASK_NOT_PER_SEQUENCE, mask)
+    return dataclasses.replace(_without_shape(mask, keeps, nseqs), is_one_for_all=is_one_for_all)
 
 
 def index_mask(mask: fx.Node, keeps: bool, masked: fx.Node, nseqs: int | torch.SymInt) -> SequenceMask:
@@ -66,7 +70,6 @@ def _is_negation(node: fx.Node) -> bool:
     return is_call(node, *NEGATIONS) and tensor(input_of(node)).dtype == torch.bool
 
 
-def _is_one_a_sequence(mask: Tensor, rows: Tensor, nseqs: int | torch.SymInt) -> bool:
-    broadcast = mask.expand(rows.shape)
-    fixed = [same(size, 1) or same(stride, 0) for size, stride in zip(broadcast.shape, broadcast.stride(), strict=True)]
-    return all(fixed) or (all(fixed[1:]) and same(broadcast.shape[0], nseqs))
+def _is_constant(mask: Tensor) -> bool:
+    """Whether a tensor is one element, seen everywhere."""
+    return all(same(size, 1) or same(stride, 0) for size, stride in zip(mask.shape, mask.stride(), strict=True))

@@ -38,7 +38,7 @@ class Condition(enum.Enum):
     NOT_WRITTEN_BACK = "the final states are not written to a cache"
     WRITEBACK_ACCUMULATES = "the final states are added to the slots"
     STATE_DTYPE = "the states are computed in another dtype than that of the cache"
-    WRITES_UNKNOWN = "PyTorch could not tell which arguments of the launch are written"
+    WRITES_UNKNOWN = "which arguments of the launch are written is more than PyTorch could tell"
     PASS_FAILED = "the pass failed here; the log has the error"
     WRITE_SLOTS_TOO_LATE = "the write slots depend on the result of state passing"
 

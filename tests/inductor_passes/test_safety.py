@@ -147,6 +147,14 @@ def one_mask_for_all(cache, slots, has):
     return torch.where(has.all(), cache[slots], 0)
 
 
+def one_mask_in_the_shape_of_heads(cache, slots, has):
+    return torch.where(has[0].expand(NHEADS)[:, None, None], cache[slots], 0)
+
+
+def one_mask_in_the_shape_of_rows(cache, slots, has):
+    return torch.where(~has[:1].expand(cache[0].numel()).view(cache[0].shape), 0, cache[slots])
+
+
 def twice_masked(cache, slots, has):
     return torch.where(has.flip(0)[:, None, None, None], snapshot(cache, slots, has), 0)
 
@@ -315,6 +323,9 @@ RULES = {
     "mask of heads": stays(Condition.MASK_NOT_PER_SEQUENCE, update_with(heads_masked)),
     "mask along the heads": stays(Condition.MASK_NOT_PER_SEQUENCE, update_with(mask_along_the_heads), chunks=(2, 1, 1)),
     "one mask for all": goes(update_with(one_mask_for_all)),
+    "one mask for all, in the heads' shape": goes(update_with(one_mask_in_the_shape_of_heads)),
+    "one mask for all, in the rows' shape": goes(update_with(one_mask_in_the_shape_of_rows)),
+    "one mask for one, in the heads' shape": goes(update_with(one_mask_in_the_shape_of_heads), chunks=(2,)),
     "two masks": stays(Condition.NOT_A_SNAPSHOT, update_with(twice_masked)),
     "filled with one": stays(
         Condition.FILL_NOT_ZERO,
