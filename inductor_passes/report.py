@@ -114,7 +114,7 @@ class Rewrite:
 
     Attributes:
         site: the state passing op.
-        into: name of the op that came instead, `state_passing_indexed` or `masked_gather`.
+        into: what came instead: `state_passing_indexed`, `masked_gather`, or in words.
         removed, added: the nodes that went and came.
         snapshot_bytes: size of one dense copy of the states, with sizes that vary taken from the traced example. A
             whole rewrite saves two such copies as long as the ops run one by one, and one if the compiler fuses them.

@@ -98,6 +98,23 @@ def gather_in_one_launch(graph: fx.Graph, site: StatePassing, snapshot: Snapshot
     return _finish(graph, site, "masked_gather", (masked,), added)
 
 
+def copy_initial_states(graph: fx.Graph, site: StatePassing) -> Rewrite:
+    """Let state passing start from a copy of slots that it may overwrite.
+
+    before                                              after
+        initial = slice(cache)                              initial = clone(slice(cache))
+        entering, new_cache = state_passing_update(         entering, new_cache = state_passing_update(
+            ..., initial, cache, slots)                         ..., initial, cache, slots)
+    """
+    initial = site.initial_states
+    assert initial is not None
+    traced = trace(lambda states: states.clone(), (initial,), opaque=False)
+    copy, added = insert(graph, traced, site.node)
+    arguments: Any = site.node.kwargs["kwargs"]
+    site.node.update_kwarg("kwargs", {**arguments, "initial_ptr": copy})
+    return _finish(graph, site, "state_passing_update on a copy of its initial states", (), added)
+
+
 def _finish(graph: fx.Graph, site: StatePassing, into: str, old: Iterable[fx.Node], added: list[fx.Node]) -> Rewrite:
     assert site.initial_states is not None
     snapshot = tensor(site.initial_states)

@@ -57,6 +57,19 @@ def check_values(snapshot: Snapshot) -> None:
         require(keeps, Condition.INEXACT_CAST, node)
 
 
+def may_overwrite_initial_states(site: StatePassing) -> bool:
+    """Whether a sequence of a launch may write a slot from which another one has yet to start.
+
+    A copy of some slots, made to avoid just that, is no copy on a functional graph: PyTorch takes it for a no-op and
+    removes it. The op for the CPU reads all initial states first.
+    """
+    if site.writeback is None or site.initial_states is None or same(site.nseqs, 1):
+        return False
+    cache = site.writeback.cache
+    shares_memory = view_chain(site.initial_states)[0] is view_chain(cache.root)[0]
+    return shares_memory and cache.value.device.type != "cpu"
+
+
 def prove(site: StatePassing, snapshot: Snapshot, writeback: Writeback) -> Elimination:
     """Show that state passing may read the cache itself, or `Declined`."""
     _check_version(site, snapshot, writeback)

@@ -21,8 +21,8 @@ from inductor_passes.declined import Declined
 from inductor_passes.fingerprint import source_fingerprint
 from inductor_passes.older_form import find_writeback
 from inductor_passes.report import Condition, Decline, GraphReport, NodeName, Report, Rewrite
-from inductor_passes.rewrite import eliminate, gather_in_one_launch
-from inductor_passes.safety import check_values, prove
+from inductor_passes.rewrite import copy_initial_states, eliminate, gather_in_one_launch
+from inductor_passes.safety import check_values, may_overwrite_initial_states, prove
 from inductor_passes.snapshots import Snapshot, read_snapshot
 from inductor_passes.state_passing_nodes import StatePassing, read_state_passing
 
@@ -98,5 +98,7 @@ class SnapshotElimination(CustomGraphPass):
             if snapshot is not None and self.masked_gather and declined.condition.allows_masked_gather:
                 rewrite = gather_in_one_launch(graph, site, snapshot)
                 rewrites += [rewrite] if rewrite is not None else []
+            if may_overwrite_initial_states(site):
+                rewrites.append(copy_initial_states(graph, site))
         else:
             rewrites.append(eliminate(graph, elimination))

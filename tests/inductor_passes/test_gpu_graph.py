@@ -133,6 +133,32 @@ def test_view_made_inside_is_not_cloned(program, slot_padding):
     assert "empty_strided_cuda" not in text
 
 
+@pytest.mark.parametrize(
+    "copy", [lambda cache: cache[1:4].clone(), lambda cache: cache.clone()[1:4].contiguous()], ids=["slice", "all"]
+)
+@pytest.mark.parametrize("nseqs", [1, 3])
+def test_copy_of_slots_stays_where_it_protects_them(copy, nseqs):
+    """PyTorch drops the copy from a functional graph, but one sequence may write what another one still has to read."""
+
+    def program(states, dA, last, cache, slots, has):
+        return state_passing_update(states, dA, last, copy(cache)[:nseqs], cache, slots)
+
+    compiled = compile_with_pass(program, fake_inputs(nseqs))
+    assert compiled.has("aten.clone") == (nseqs > 1)
+    assert [rewrite.into for rewrite in compiled.report.rewrites] == [
+        "state_passing_update on a copy of its initial states"
+    ] * (nseqs > 1)
+
+
+def test_copy_of_the_whole_cache_stays():
+    def program(states, dA, last, cache, slots, has):
+        return state_passing_update(states, dA, last, cache.clone(), cache, slots)
+
+    compiled = compile_with_pass(program, fake_inputs(NUM_SLOTS))
+    assert compiled.has("aten.clone")
+    assert "state_passing_kernel" in compiled.after
+
+
 def test_crossed_slots_are_read_in_one_launch():
     def program(states, dA, last, cache, slots, has):
         return state_passing_update(states, dA, last, snapshot(cache, slots.flip(0), has), cache, slots)
