@@ -6,10 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from inductor_passes import SnapshotElimination, inductor_options
+from inductor_passes import Condition, SnapshotElimination, inductor_options
+from mamba_ops import ops
 from mamba_ops.ops import state_passing, state_passing_update
-from tests.inductor_passes.harness import assert_equal, assert_same_as_eager, compile_with_pass
-from tests.inductor_passes.programs import NUM_SLOTS, ROW, make_inputs, older_form_with, snapshot, update_with
+from tests.inductor_passes.harness import assert_equal, assert_same_as_eager, compile_with_pass, run_graph
+from tests.inductor_passes.programs import NUM_SLOTS, ROW, Inputs, make_inputs, older_form_with, snapshot, update_with
 
 
 def assert_cache_only_passed_on(code):
@@ -161,6 +162,44 @@ def test_state_advances_once_a_call():
     assert elimination.report().eliminated == 1
 
 
+@pytest.mark.fault(1)
+def test_first_call_equals_the_snapshot():
+    """The reported input: one sequence, one slot of four, read and written."""
+    states, dA = torch.randn(1, 8, 64, 128), -torch.rand(1, 8, 64).cumsum(-1)
+    cache, slots, has = torch.randn(4, 8, 64, 128), torch.tensor([2]), torch.tensor([True])
+    inputs = Inputs(states, dA, torch.zeros(1, dtype=torch.int32), cache, slots, has)
+    compiled = assert_same_as_eager(update_with(snapshot), inputs, compile_with_pass)
+    assert compiled.report.eliminated == 1
+    assert_cache_only_passed_on(compiled.code)
+
+
+@pytest.mark.fault(17)
+def test_exactly_the_declared_arguments_are_written():
+    written = {
+        name: {arg.name for arg in getattr(torch.ops.mamba_ops, name).default._schema.arguments if arg.is_write}
+        for name in (*ops.__all__, *(f"{op}_cpu" for op in ops.__all__))
+        if hasattr(torch.ops.mamba_ops, name)
+    }
+    declared = {
+        "chunk_scan": {"out"},
+        "state_passing_update": {"state_cache"},
+        "state_passing_indexed": {"state_cache"},
+    }
+    assert len(written) >= 16
+    assert all(names == declared.get(op.removesuffix("_cpu"), set()) for op, names in written.items())
+
+
+@pytest.mark.fault(17)
+@pytest.mark.parametrize("write_empty", [False, True])
+def test_indexed_op_alone_writes_the_cache_and_nothing_else(write_empty):
+    def program(states, dA, last, cache, slots, has):
+        return ops.state_passing_indexed(states, dA, last, cache, slots, has, slots, write_empty)
+
+    compiled = assert_same_as_eager(program, make_inputs(), compile_with_pass)
+    assert compiled.before == compiled.after
+    assert_cache_only_passed_on(compiled.code)
+
+
 @pytest.mark.fault(15)
 def test_batch_sizes_compile_twice_at_most():
     """One sequence, or any number of them: PyTorch makes a graph of its own only for a dimension of one."""
@@ -197,3 +236,17 @@ def test_dynamic_shapes_of_views(program):
     compiled = assert_same_as_eager(program, inputs, partial(compile_with_pass, dynamic=True))
     assert not compiled.report.declines
     assert_cache_only_passed_on(compiled.code)
+
+
+def test_cache_seen_through_another_dtype_is_left_alone():
+    """Inductor copies such a view, and an op that is to write through it would write elsewhere."""
+
+    def program(states, dA, last, cache, slots, has):
+        window = cache.view(torch.int16)[1:].view(cache.dtype)
+        return state_passing_update(states, dA, last, snapshot(window, slots, has), window, slots)
+
+    inputs, elimination = make_inputs(), SnapshotElimination()
+    inputs.slots.copy_(torch.tensor([3, 0, 2]))
+    run_graph(program, inputs, elimination)
+    assert elimination.report().count() == {Condition.VIEWED_AS_OTHER_DTYPE: 1}
+    assert not elimination.report().rewrites

@@ -135,6 +135,15 @@ def test_empty_sequence_writes_its_initial_state():
     torch.testing.assert_close(inputs.cache[last], before.cache[last], rtol=0, atol=0)
 
 
+def test_empty_sequences_may_share_a_slot():
+    """A padded batch: rows of length zero that all name one slot, which holds nothing."""
+    inputs = make_inputs((2, 1, 0, 0), (True, False, False, False))
+    inputs.slots.copy_(torch.tensor([3, 1, 0, 0]))
+    inputs.cache.nan_to_num_(0.5)
+    program = older_form_with(lambda c, s, f: c.index_put_((s,), f))
+    assert assert_same_as_eager(program, inputs, compile_with_pass).report.eliminated == 1
+
+
 def test_snapshot_read_before_another_scan_of_the_same_cache():
     """Two scans, one after the other: each reads what the one before has written."""
 
