@@ -20,7 +20,8 @@ from torch._higher_order_ops.auto_functionalize import (
     read_view_information_from_args,
 )
 
-from inductor_passes.nodes import ViewStep, aten, same, tensor, view_chain, view_step
+from inductor_passes.nodes import aten, same, tensor
+from inductor_passes.views import ViewStep, view_chain, view_step
 
 
 @dataclasses.dataclass(frozen=True)

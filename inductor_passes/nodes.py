@@ -6,9 +6,7 @@ hold the same tensor if they are the same node, or the same strided view of the 
 
 from __future__ import annotations
 
-import dataclasses
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,26 +29,6 @@ SAME_ORDER = frozenset(
         aten.alias.default,
         aten.detach.default,
         aten.clone.default,
-    }
-)
-# Ops whose result shares memory with their first argument; of `reshape` see `view_step`.
-_VIEWS = frozenset(
-    {
-        aten.view.default,
-        aten.view.dtype,
-        aten.reshape.default,
-        aten.unsqueeze.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.alias.default,
-        aten.detach.default,
-        aten.slice.Tensor,
-        aten.select.int,
-        aten.as_strided.default,
-        aten.permute.default,
-        aten.transpose.int,
-        aten.expand.default,
     }
 )
 CASTS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
@@ -99,63 +77,10 @@ def input_of(node: fx.Node) -> fx.Node:
     return argument
 
 
-@dataclasses.dataclass(frozen=True)
-class ViewStep:
-    """One view op, ready to be applied to a tensor; its arguments may hold nodes."""
-
-    op: Any
-    args: tuple[Any, ...]
-
-    def __call__(self, base: Tensor) -> Tensor:
-        """The view of `base`; the arguments must be values."""
-        view: Tensor = self.op(base, *self.args)
-        return view
-
-
-def view_step(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:
-    """The tensor that a node is a view of, and how to make the view; None if it is no view."""
-    if is_call(node, operator.getitem):
-        return _part_of(input_of(node), node.args[1])
-    if not is_call(node, *_VIEWS):
-        return None
-    base = input_of(node)
-    if is_call(node, aten.reshape.default):
-        copies = tensor(node).untyped_storage()._cdata != tensor(base).untyped_storage()._cdata
-        return None if copies else (base, ViewStep(aten.view.default, node.args[1:]))
-    return base, ViewStep(node.target, node.args[1:])
-
-
-def _part_of(node: fx.Node, index: Any) -> tuple[fx.Node, ViewStep] | None:
-    """One of the views that an op returns together."""
-    if is_call(node, aten.unbind.int):
-        base, dim = (*node.args, 0)[:2]
-        return base, ViewStep(aten.select.int, (dim, index))  # type: ignore[return-value]
-    if is_call(node, aten.split.Tensor, aten.split_with_sizes.default):
-        base, _, dim = (*node.args, 0)[:3]
-        lengths = [value.shape[dim] for value in node.meta["val"]]
-        start = sum(lengths[:index])
-        return base, ViewStep(aten.slice.Tensor, (dim, start, start + lengths[index]))  # type: ignore[return-value]
-    return None
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether a node is a view of another one."""
-    return view_step(node) is not None
-
-
-def view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """The tensor that `node` is a view of, and the views that lead from it to `node`."""
-    views: list[fx.Node] = []
-    while (step := view_step(node)) is not None:
-        views.insert(0, node)
-        node, _ = step
-    return node, views
-
-
-def without_copies(node: fx.Node, *, casts: bool = True) -> fx.Node:
+def without_copies(node: fx.Node) -> fx.Node:
     """The node that holds the same elements in the same order before views, copies and exact casts."""
     while True:
-        is_cast = casts and is_call(node, *CASTS) and is_exact(tensor(input_of(node)).dtype, tensor(node).dtype)
+        is_cast = is_call(node, *CASTS) and is_exact(tensor(input_of(node)).dtype, tensor(node).dtype)
         if not (is_cast or is_call(node, *SAME_ORDER)):
             return node
         node = input_of(node)
@@ -164,29 +89,6 @@ def without_copies(node: fx.Node, *, casts: bool = True) -> fx.Node:
 def same(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     """Whether two sizes are equal for certain, without a new guard."""
     return bool(statically_known_true(a == b))
-
-
-def have_same_layout(a: Tensor, b: Tensor) -> bool:
-    """Whether two views of one tensor are the same elements in the same order. Strides of single elements do not count.
-
-    Dimensions of size one are ignored too, so a number taken from a tensor equals the slice of length one.
-    """
-    dims_a = [(size, stride) for size, stride in zip(a.shape, a.stride(), strict=True) if not same(size, 1)]
-    dims_b = [(size, stride) for size, stride in zip(b.shape, b.stride(), strict=True) if not same(size, 1)]
-    return (
-        a.dtype == b.dtype
-        and len(dims_a) == len(dims_b)
-        and same(a.storage_offset(), b.storage_offset())
-        and all(same(n, m) and same(s, t) for (n, s), (m, t) in zip(dims_a, dims_b, strict=True))
-    )
-
-
-def hold_same_numbers(a: fx.Node, b: fx.Node) -> bool:
-    """Whether two nodes of integers hold the same numbers in the same order, exact casts and copies aside."""
-    a, b = without_copies(a), without_copies(b)
-    if a is b:
-        return True
-    return view_chain(a)[0] is view_chain(b)[0] and have_same_layout(tensor(a), tensor(b))
 
 
 def scalar(node: object) -> float | None:
@@ -229,16 +131,6 @@ def ancestors(*nodes: fx.Node) -> set[fx.Node]:
             seen.add(node)
             pending.extend(node.all_input_nodes)
     return seen
-
-
-def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Every node that uses a tensor or a view of it, views themselves left out."""
-    for user in node.users:
-        is_several_views = is_call(user, aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)
-        if is_several_views or is_view(user):
-            yield from readers(user)
-        else:
-            yield user
 
 
 def source_line(node: fx.Node) -> str | None:

@@ -17,7 +17,6 @@ from inductor_passes.nodes import (
     CASTS,
     INDEX_DTYPES,
     SAME_ORDER,
-    ViewStep,
     aten,
     input_of,
     is_call,
@@ -28,6 +27,7 @@ from inductor_passes.nodes import (
 )
 from inductor_passes.report import Condition
 from inductor_passes.state_passing_nodes import StatePassing
+from inductor_passes.views import ViewStep
 from inductor_passes.writeback import Writeback, writeback_over
 
 

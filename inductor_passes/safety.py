@@ -13,22 +13,11 @@ from torch import fx
 
 from inductor_passes.cache_view import are_same_slots, first_slot, has_dense_rows
 from inductor_passes.declined import Declined, require
-from inductor_passes.nodes import (
-    ancestors,
-    aten,
-    hold_same_numbers,
-    is_call,
-    is_exact,
-    is_tensor,
-    readers,
-    same,
-    tensor,
-    view_chain,
-    without_copies,
-)
+from inductor_passes.nodes import ancestors, aten, is_call, is_exact, is_tensor, same, tensor, without_copies
 from inductor_passes.report import Condition
 from inductor_passes.snapshots import Snapshot
 from inductor_passes.state_passing_nodes import StatePassing
+from inductor_passes.views import hold_same_numbers, readers, view_chain
 from inductor_passes.writeback import Writeback
 
 

@@ -11,18 +11,8 @@ import dataclasses
 from torch import fx
 
 from inductor_passes.cache_view import CacheView
-from inductor_passes.nodes import (
-    SAME_ORDER,
-    ViewStep,
-    aten,
-    have_same_layout,
-    input_of,
-    is_call,
-    is_view,
-    tensor,
-    view_chain,
-    view_step,
-)
+from inductor_passes.nodes import SAME_ORDER, aten, input_of, is_call, tensor
+from inductor_passes.views import ViewStep, have_same_layout, is_view, view_chain, view_step
 
 _SCATTER_OF_VIEW = {
     aten.slice.Tensor: aten.slice_scatter.default,

@@ -1,37 +1,13 @@
-"""Each rule of safety as a pair: a program where the snapshot goes, and its neighbour where it must stay.
-
-Where it stays the report names the condition, and the program still gives what eager mode gives. Where only the whole
-rewrite is forbidden, one masked gather comes instead of gather and mask.
-"""
-
-import dataclasses
+"""Each rule of safety as a pair: a program where the snapshot goes, and its neighbour where it must stay."""
 
 import pytest
 import torch
 
 from inductor_passes import Condition
-from mamba_ops.ops import state_passing, state_passing_update
+from mamba_ops.ops import state_passing_update
 from tests.inductor_passes.harness import assert_same_as_eager, compile_with_pass
-from tests.inductor_passes.programs import NHEADS, Program, make_inputs, snapshot, update_with
-
-
-@dataclasses.dataclass
-class Rule:
-    """What must happen to a program: all goes (no condition), or the named condition keeps the snapshot."""
-
-    program: Program
-    condition: Condition | None = None
-    masked_gather: bool = False
-    chunks: tuple[int, ...] = (2, 1)
-    dtype: torch.dtype = torch.bfloat16
-
-
-def goes(program, **inputs):
-    return Rule(program, **inputs)
-
-
-def stays(condition, program, masked_gather=False, **inputs):
-    return Rule(program, condition, masked_gather, **inputs)
+from tests.inductor_passes.programs import NHEADS, make_inputs, snapshot, update_with
+from tests.inductor_passes.rules import check, goes, stays
 
 
 def change_before_gather(states, dA, last, cache, slots, has):
@@ -186,86 +162,6 @@ def from_strided_rows(states, dA, last, cache, slots, has):
     return state_passing_update(states, dA, last, initial, cache, slots)
 
 
-def older_form(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache[slots] = final
-    return entering
-
-
-def final_returned(states, dA, last, cache, slots, has):
-    return state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-
-
-def final_written_and_returned(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache[slots] = final
-    return entering, final
-
-
-def final_scaled(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache[slots] = final * 0.5
-    return entering
-
-
-def final_added(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache.index_put_((slots,), final, accumulate=True)
-    return entering
-
-
-def final_to_other_slots(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache[slots.flip(0)] = final
-    return entering
-
-
-def final_in_fp32(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), torch.float32)
-    cache[slots] = final.to(cache.dtype)
-    return entering
-
-
-def final_in_bf16(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), torch.bfloat16)
-    cache[slots] = final.to(cache.dtype)
-    return entering
-
-
-def cache_changes_before_write(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache.mul_(2)
-    cache[slots] = final
-    return entering
-
-
-def cache_read_before_write(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    old = cache[0] * entering.sum()
-    cache[slots] = final
-    return entering, old
-
-
-def checkpoint_after_write(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache[slots] = final
-    cache[-1] = entering[1]
-    return entering
-
-
-def checkpoint_before_write(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache[-1] = entering[1]
-    cache[slots] = final
-    return entering
-
-
-def write_slots_from_result(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache[slots + (entering.float().sum() > 1e30).int()] = final
-    return entering
-
-
 def zeros_in_fp32(cache, slots, has):
     rows = cache[slots]
     return torch.where(has[:, None, None, None], rows, torch.zeros_like(rows, dtype=torch.float32))
@@ -274,18 +170,6 @@ def zeros_in_fp32(cache, slots, has):
 def promoted_and_returned(states, dA, last, cache, slots, has):
     initial = zeros_in_fp32(cache, slots, has)
     return state_passing_update(states, dA, last, initial, cache, slots), initial
-
-
-def states_from_the_cache(states, dA, last, cache, slots, has):
-    entering, final = state_passing(cache[: states.shape[0]], dA, last, snapshot(cache, slots, has), cache.dtype)
-    cache[slots] = final
-    return entering
-
-
-def rows_written_by_mask(states, dA, last, cache, slots, has):
-    entering, final = state_passing(states, dA, last, snapshot(cache[:2], slots % 2, has), cache.dtype)
-    cache[:2][has] = final
-    return entering
 
 
 def initial_states_given(states, dA, last, cache, slots, has):
@@ -349,48 +233,13 @@ RULES = {
     ),
     "scaled": stays(Condition.NOT_A_SNAPSHOT, update_with(scaled)),
     "initial states given": stays(Condition.NOT_A_SNAPSHOT, initial_states_given, dtype=torch.float32),
-    # The older form
-    "final states written later": goes(older_form),
-    "final states returned": stays(Condition.NOT_WRITTEN_BACK, final_returned, masked_gather=True),
-    "final states written and returned": stays(
-        Condition.FINAL_STATES_USED_ELSEWHERE, final_written_and_returned, masked_gather=True
-    ),
-    "final states scaled": stays(Condition.NOT_WRITTEN_BACK, final_scaled, masked_gather=True),
-    "final states added": stays(Condition.WRITEBACK_ACCUMULATES, final_added),
-    "final states to other slots": stays(Condition.CROSSED_SLOTS, final_to_other_slots, masked_gather=True),
-    "final state to another slot, one sequence": goes(final_to_other_slots, chunks=(2,)),
-    "final states in fp32, bf16 cache": stays(Condition.INEXACT_CAST, final_in_fp32),
-    "final states in fp32, fp32 cache": goes(final_in_fp32, dtype=torch.float32),
-    "final states in bf16, fp32 cache": stays(Condition.STATE_DTYPE, final_in_bf16, dtype=torch.float32),
-    "cache changes before the write": stays(Condition.CACHE_CHANGED, cache_changes_before_write),
-    "cache is read before the write": stays(Condition.CACHE_READ_LATER, cache_read_before_write, masked_gather=True),
-    "states from the cache": stays(Condition.ARGUMENT_OF_CACHE, states_from_the_cache, dtype=torch.float32),
-    "rows written by a mask": stays(Condition.NOT_WRITTEN_BACK, rows_written_by_mask, masked_gather=True),
-    "checkpoint after the write": goes(checkpoint_after_write),
-    "checkpoint before the write": stays(
-        Condition.CACHE_WRITTEN_AFTER_SCAN, checkpoint_before_write, masked_gather=True
-    ),
-    "write slots from the result": stays(Condition.WRITE_SLOTS_TOO_LATE, write_slots_from_result, chunks=(2,)),
 }
 
 
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def test_rule(rule):
-    torch.manual_seed(0)
-    inputs = make_inputs(rule.chunks, (True,) * len(rule.chunks), dtype=rule.dtype)
-    inputs.cache.nan_to_num_(0.5)
-    compiled = assert_same_as_eager(rule.program, inputs, compile_with_pass)
-    if rule.condition is None:
-        assert compiled.report.eliminated == 1
-        assert not compiled.report.declines
-        assert not compiled.has("masked_gather")
-    else:
-        assert compiled.report.count() == {rule.condition: 1}
-        assert compiled.report.eliminated == 0
-        assert compiled.has("masked_gather") == rule.masked_gather
-        if not rule.masked_gather:
-            assert compiled.after == compiled.before
+    check(rule)
 
 
 @pytest.mark.fault(3)
