@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks import paths
 from benchmarks.inputs import FAMILIES, Inputs, make_inputs
 from benchmarks.results import FOLDER, Results, Row, compare
-from benchmarks.timing import L2_BYTES, Graph, Work, interleave, peak_extra_bytes
+from benchmarks.timing import L2_BYTES, Graph, Work, interleave, memory
 from mamba_ops import ops
 
 GRANITE = FAMILIES["granite-4.0-h-micro"]
@@ -147,10 +147,10 @@ def continuation_rows(size: str) -> list[Row]:
         for warm in (False, True):
             case = f"continue/{size}{'/warm' if warm else ''}"
             rows.append(measure(case, pieces(paths.stock), pieces(paths.ours), warm=warm))
-        peaks = [peak_extra_bytes(pieces(path)[0]) for path in (paths.stock, paths.ours)]
-    copies = 2 * sets[0].state_cache[0].nbytes * len(sets[0].slots)
-    note = f"two dense copies of the states: {copies} bytes"
-    rows.append(Row(f"memory/{size}", "peak_extra", "bytes", *peaks, peaks[1] / peaks[0], None, None, 1, note))
+        used = [memory(pieces(path)[0]) for path in (paths.stock, paths.ours)]
+    note = f"one dense copy of the states: {sets[0].state_cache[0].nbytes * len(sets[0].slots)} bytes"
+    for metric, stock, ours in zip(("peak_extra", "allocated"), *used, strict=True):
+        rows.append(Row(f"memory/{size}", metric, "bytes", stock, ours, ours / stock, None, None, 1, note))
     return rows
 
 

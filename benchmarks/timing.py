@@ -53,12 +53,16 @@ def interleave(stock: Graph, ours: Graph, rounds: int = 15) -> tuple[list[float]
     return times
 
 
-def peak_extra_bytes(work: Work) -> int:
-    """Most bytes that `work` holds at once beyond what was allocated before it."""
+def memory(work: Work) -> tuple[int, int]:
+    """Bytes that `work` holds at its peak beyond what was there before, and bytes that it allocates in all."""
     work()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before, allocated = torch.cuda.memory_allocated(), _allocated()
     work()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return torch.cuda.max_memory_allocated() - before, _allocated() - allocated
+
+
+def _allocated() -> int:
+    return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"])

@@ -20,20 +20,7 @@ from torch._higher_order_ops.auto_functionalize import (
     read_view_information_from_args,
 )
 
-from inductor_passes.nodes import aten, same, tensor, view_chain
-
-
-@dataclasses.dataclass(frozen=True)
-class ViewStep:
-    """One view op, ready to be applied to a tensor; its arguments may hold nodes."""
-
-    op: Any
-    args: tuple[Any, ...]
-
-    def __call__(self, base: Tensor) -> Tensor:
-        """The view of `base`; the arguments must be values."""
-        view: Tensor = self.op(base, *self.args)
-        return view
+from inductor_passes.nodes import ViewStep, aten, same, tensor, view_chain, view_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +41,8 @@ class CacheView:
     def of(cls, node: fx.Node) -> CacheView:
         """The cache that a node holds, traced back to the tensor that it is a view of."""
         root, views = view_chain(node)
-        return cls(root, tuple(ViewStep(view.target, view.args[1:]) for view in views), tensor(node))
+        steps = [view_step(view) for view in views]
+        return cls(root, tuple(step for _, step in filter(None, steps)), tensor(node))
 
     @classmethod
     def from_functionalized(cls, call: fx.Node, argument: str) -> CacheView:

@@ -6,6 +6,7 @@ hold the same tensor if they are the same node, or the same strided view of the 
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -31,8 +32,8 @@ SAME_ORDER = frozenset(
         aten.clone.default,
     }
 )
-# Ops whose result shares memory with their first argument. `reshape` may copy: see `is_view`.
-VIEWS = frozenset(
+# Ops whose result shares memory with their first argument; of `reshape` see `view_step`.
+_VIEWS = frozenset(
     {
         aten.view.default,
         aten.view.dtype,
@@ -94,20 +95,56 @@ def input_of(node: fx.Node) -> fx.Node:
     return argument
 
 
+@dataclasses.dataclass(frozen=True)
+class ViewStep:
+    """One view op, ready to be applied to a tensor; its arguments may hold nodes."""
+
+    op: Any
+    args: tuple[Any, ...]
+
+    def __call__(self, base: Tensor) -> Tensor:
+        """The view of `base`; the arguments must be values."""
+        view: Tensor = self.op(base, *self.args)
+        return view
+
+
+def view_step(node: fx.Node) -> tuple[fx.Node, ViewStep] | None:
+    """The tensor that a node is a view of, and how to make the view; None if it is no view."""
+    if is_call(node, operator.getitem):
+        return _part_of(input_of(node), node.args[1])
+    if not is_call(node, *_VIEWS):
+        return None
+    base = input_of(node)
+    if is_call(node, aten.reshape.default):
+        copies = tensor(node).untyped_storage()._cdata != tensor(base).untyped_storage()._cdata
+        return None if copies else (base, ViewStep(aten.view.default, node.args[1:]))
+    return base, ViewStep(node.target, node.args[1:])
+
+
+def _part_of(node: fx.Node, index: Any) -> tuple[fx.Node, ViewStep] | None:
+    """One of the views that an op returns together."""
+    if is_call(node, aten.unbind.int):
+        base, dim = (*node.args, 0)[:2]
+        return base, ViewStep(aten.select.int, (dim, index))  # type: ignore[return-value]
+    if is_call(node, aten.split.Tensor, aten.split_with_sizes.default):
+        base, _, dim = (*node.args, 0)[:3]
+        lengths = [value.shape[dim] for value in node.meta["val"]]
+        start = sum(lengths[:index])
+        return base, ViewStep(aten.slice.Tensor, (dim, start, start + lengths[index]))  # type: ignore[return-value]
+    return None
+
+
 def is_view(node: fx.Node) -> bool:
-    """Whether a node is a view of its first argument."""
-    if not is_call(node, aten.reshape.default):
-        return is_call(node, *VIEWS)
-    storage, base_storage = tensor(node).untyped_storage(), tensor(input_of(node)).untyped_storage()
-    return bool(storage._cdata == base_storage._cdata)
+    """Whether a node is a view of another one."""
+    return view_step(node) is not None
 
 
 def view_chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor that `node` is a view of, and the views that lead from it to `node`."""
     views: list[fx.Node] = []
-    while is_view(node):
+    while (step := view_step(node)) is not None:
         views.insert(0, node)
-        node = input_of(node)
+        node, _ = step
     return node, views
 
 
@@ -186,12 +223,14 @@ def ancestors(*nodes: fx.Node) -> set[fx.Node]:
     return seen
 
 
-def views_of(node: fx.Node) -> Iterator[fx.Node]:
-    """A node and every view of it."""
-    yield node
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Every node that uses a tensor or a view of it, views themselves left out."""
     for user in node.users:
-        if is_view(user) and user.args[0] is node:
-            yield from views_of(user)
+        is_several_views = is_call(user, aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)
+        if is_several_views or is_view(user):
+            yield from readers(user)
+        else:
+            yield user
 
 
 def source_line(node: fx.Node) -> str | None:

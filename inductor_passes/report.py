@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import textwrap
 from collections import Counter
 
 from torch import fx
-from torch._ops import OpOverload
 
-from inductor_passes import nodes
+from inductor_passes.nodes import source_line
+from inductor_passes.opened_ops import op_name
 
 
 class Condition(enum.Enum):
@@ -72,11 +73,15 @@ class NodeName:
     @classmethod
     def of(cls, node: fx.Node) -> NodeName:
         """Name of a node, which may leave the graph afterwards."""
-        op = str(node.target) if isinstance(node.target, str | OpOverload) else getattr(node.target, "__name__", "?")
-        return cls(node.name, op, nodes.source_line(node))
+        return cls(node.name, op_name(node), source_line(node))
+
+    @property
+    def short(self) -> str:
+        """Name and op."""
+        return f"{self.name} ({self.op})"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.op})"
+        return f"{self.short} at {self.source}" if self.source else self.short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +99,8 @@ class Decline:
     nodes: tuple[NodeName, ...] = ()
 
     def __str__(self) -> str:
-        where = f" [{', '.join(node.name for node in self.nodes)}]" if self.nodes else ""
-        source = f" at {self.site.source}" if self.site.source else ""
-        return f"{self.site.name} keeps its snapshot{source}: {self.condition.name}{where}: {self.condition.value}"
+        where = f" ({', '.join(str(node) for node in self.nodes)})" if self.nodes else ""
+        return f"kept: {self.site} keeps its snapshot\n  {self.condition.name}: {self.condition.value}{where}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +122,9 @@ class Rewrite:
     snapshot_bytes: int
 
     def __str__(self) -> str:
-        source = f" at {self.site.source}" if self.site.source else ""
-        removed = ", ".join(str(node) for node in self.removed)
-        added = ", ".join(str(node) for node in self.added)
-        return f"{self.site.name} now uses {self.into}{source}: removed {removed}; added {added}"
+        removed = ", ".join(node.short for node in self.removed)
+        added = ", ".join(node.short for node in self.added)
+        return f"rewritten: {self.site}, now {self.into}\n  removed: {removed}\n  added: {added}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +164,8 @@ class Report:
         return Counter(decline.condition for decline in self.declines)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.graphs)} graphs, {self.eliminated} snapshots eliminated, {len(self.declines)} kept"]
-        for number, graph in enumerate(self.graphs):
-            lines += [f"graph {number}: {line}" for line in str(graph).splitlines()]
+        lines = [
+            f"graphs seen: {len(self.graphs)}, snapshots eliminated: {self.eliminated}, kept: {len(self.declines)}",
+            *(f"graph {number}\n{textwrap.indent(str(graph), '  ')}" for number, graph in enumerate(self.graphs)),
+        ]
         return "\n".join(lines)

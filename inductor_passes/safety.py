@@ -19,11 +19,10 @@ from inductor_passes.nodes import (
     hold_same_numbers,
     is_call,
     is_exact,
-    is_view,
+    readers,
     same,
     tensor,
     view_chain,
-    views_of,
     without_copies,
 )
 from inductor_passes.report import Condition
@@ -129,8 +128,7 @@ def _check_order(elimination: Elimination) -> None:
     if isinstance(slots, fx.Node):
         require(site.node not in ancestors(slots), Condition.WRITE_SLOTS_TOO_LATE, slots)
     before = ancestors(site.node)
-    for view in views_of(view_chain(writeback.cache.root)[0]):
-        for user in view.users:
-            is_copy_back = is_call(user, aten.copy_.default) and user.args[0] is view
-            is_fine = user in before or user in writeback.nodes or is_view(user) or is_copy_back
-            require(is_fine, Condition.CACHE_READ_LATER, user)
+    root = view_chain(writeback.cache.root)[0]
+    for reader in readers(root):
+        is_copy_back = is_call(reader, aten.copy_.default) and reader.args[0] is root
+        require(reader in before or reader in writeback.nodes or is_copy_back, Condition.CACHE_READ_LATER, reader)

@@ -10,8 +10,19 @@ import dataclasses
 
 from torch import fx
 
-from inductor_passes.cache_view import CacheView, ViewStep
-from inductor_passes.nodes import SAME_ORDER, aten, have_same_layout, input_of, is_call, is_view, tensor, view_chain
+from inductor_passes.cache_view import CacheView
+from inductor_passes.nodes import (
+    SAME_ORDER,
+    ViewStep,
+    aten,
+    have_same_layout,
+    input_of,
+    is_call,
+    is_view,
+    tensor,
+    view_chain,
+    view_step,
+)
 
 _SCATTER_OF_VIEW = {
     aten.slice.Tensor: aten.slice_scatter.default,
@@ -78,10 +89,12 @@ def _scatters(new: fx.Node, views: list[fx.Node]) -> list[fx.Node] | None:
 
 
 def _undoes(node: fx.Node, new: fx.Node, view: fx.Node) -> bool:
-    base = input_of(view)
-    if is_call(view, *_SCATTER_OF_VIEW):
-        is_scatter = is_call(node, _SCATTER_OF_VIEW[view.target]) and node.args[1] is new  # type: ignore[index]
-        return is_scatter and node.args[2:] == view.args[1:] and _hold_same_tensor(input_of(node), base)
+    step = view_step(view)
+    assert step is not None
+    base, make = step
+    if make.op in _SCATTER_OF_VIEW:
+        is_scatter = is_call(node, _SCATTER_OF_VIEW[make.op]) and node.args[1] is new
+        return is_scatter and node.args[2:] == make.args and _hold_same_tensor(input_of(node), base)
     return is_call(node, *SAME_ORDER) and is_view(node) and tensor(node).shape == tensor(base).shape
 
 

@@ -69,72 +69,50 @@ def causal_conv_unchecked(
     write_slots: Tensor,
 ) -> Tensor:
     """`causal_conv` for a caller that has checked the arguments."""
-    ntokens = x.shape[0]
+    ntokens, width = x.shape[0], weight.shape[1]
     if ntokens == 0:
         return x.new_empty(x.shape)
     start, live = cu_seqlens[:-1], cu_seqlens[1:] > cu_seqlens[:-1]
-    has = torch.ones_like(live) if has_initial_state is None else has_initial_state
+    any_live = cu_seqlens[-1] > cu_seqlens[0]
+    has = live if has_initial_state is None else live & has_initial_state
+
+    # The one read of the cache. All else follows from it, the stores too, so that no compiler can move a read behind
+    # a store and then copy the cache to keep what was read.
+    slots, age = torch.where(has, read_slots, 0)[:, None], torch.arange(width - 1, device=x.device)
+    history = conv_state[slots, :, age]  # (nseqs, width - 1, conv_dim)
+    history = torch.where((has | ~any_live)[:, None, None], history, 0)
+
     token = torch.arange(ntokens, device=x.device)
     sequence = torch.searchsorted(cu_seqlens[1:], token, right=True).clamp(max=start.shape[0] - 1)
-    source = torch.where(has & live, read_slots, 0)
-    out = _convolve(x, weight, bias, token - start[sequence], conv_state, sequence, source, has)
-    _store_last_inputs(x, cu_seqlens, conv_state, read_slots, has, write_slots, live, sequence[0])
-    return out
-
-
-def _convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    position: Tensor,
-    conv_state: Tensor,
-    sequence: Tensor,
-    read_slots: Tensor,
-    has: Tensor,
-) -> Tensor:
-    """The taps from the oldest to the token itself: an input of this call where there is one, else a cached one."""
-    ntokens, history = x.shape[0], weight.shape[1] - 1
+    position = token - start[sequence]
     total = x.new_zeros((), dtype=torch.float32) if bias is None else bias.float()
-    for tap in range(history + 1):
-        lag = history - tap
+    for tap in range(width):
+        lag = width - 1 - tap
         value = x.float()
         if lag:
-            shifted = F.pad(x, (0, 0, lag, 0))[:ntokens]
-            cached = conv_state[read_slots[sequence], :, (position + tap).clamp(max=history - 1)]
-            cached = torch.where(has[sequence][:, None], cached, 0)
-            value = torch.where((position >= lag)[:, None], shifted.float(), cached.float())
+            earlier = F.pad(x, (0, 0, lag, 0))[:ntokens].float()
+            cached = history[sequence, (position + tap).clamp(max=width - 2)].float()
+            value = torch.where((position >= lag)[:, None], earlier, cached)
         total = total + value * weight[:, tap].float()
+
+    # An empty sequence stands in for the first that is not, see _store.
+    row = torch.where(live, torch.arange(live.shape[0], device=x.device), sequence[0])
+    target = torch.where(any_live, write_slots[row], 0)
+    _store(x, start[row], (cu_seqlens[1:] - start)[row], history[row], conv_state, target)
     return F.silu(total).to(x.dtype)
 
 
-def _store_last_inputs(
-    x: Tensor,
-    cu_seqlens: Tensor,
-    conv_state: Tensor,
-    read_slots: Tensor,
-    has: Tensor,
-    write_slots: Tensor,
-    live: Tensor,
-    first_live: Tensor,
-) -> None:
-    """Write the last `width - 1` inputs of every sequence that is not empty.
+def _store(x: Tensor, start: Tensor, length: Tensor, history: Tensor, conv_state: Tensor, slots: Tensor) -> None:
+    """Write the last `width - 1` inputs of each sequence to its slot.
 
-    Shapes may not depend on how many sequences are empty, so an empty one writes too: the same values to the same slot
-    as the first that is not empty. With duplicates that agree the order of the stores does not matter. If all are
-    empty they write back what slot 0 holds.
+    Shapes may not depend on how many sequences are empty, so an empty one writes too: what the first one writes that
+    is not empty, to the same slot. Where duplicates agree the order of the stores does not matter. If all sequences
+    are empty, each of them writes back what slot 0 held.
     """
-    history = conv_state.shape[2]
-    any_live = cu_seqlens[-1] > cu_seqlens[0]
-    row = torch.where(live, torch.arange(live.shape[0], device=x.device), first_live)
-    source = torch.where(any_live & has[row], read_slots[row], 0)
-    target = torch.where(any_live, write_slots[row], 0)
-    keep = has[row] | ~any_live
-    length = (cu_seqlens[1:] - cu_seqlens[:-1])[row]
-
-    index = torch.arange(history, device=x.device)
-    position = length[:, None] - history + index  # (nseqs, history), negative: older than this call
-    inputs = x[(cu_seqlens[:-1][row][:, None] + position).clamp(min=0)]
-    cached = conv_state[source[:, None], :, (length[:, None] + index).clamp(max=history - 1)]
-    cached = torch.where(keep[:, None, None], cached, 0)
-    last = torch.where((position >= 0)[:, :, None], inputs.to(conv_state.dtype), cached)
-    conv_state.index_put_((target,), last.transpose(1, 2))
+    size = history.shape[1]
+    index = torch.arange(size, device=x.device)
+    position = length[:, None] - size + index  # negative where the input is older than this call
+    new = x[(start[:, None] + position).clamp(min=0)].to(conv_state.dtype)
+    old = history.gather(1, (length[:, None] + index).clamp(max=size - 1)[:, :, None].expand(history.shape))
+    last = torch.where((position >= 0)[:, :, None], new, old)
+    conv_state.index_put_((slots,), last.transpose(1, 2))

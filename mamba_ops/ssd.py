@@ -129,6 +129,7 @@ def ssd_chunk_scan(
         entering = state_passing_indexed(
             states, dA_cumsum, last_chunk_indices, state_cache, read_slots, has_initial_state, write_slots
         )
+    del states  # the largest buffer, and its last use: the products may take its memory
     cb = bmm_chunk(C, B, cu_chunk_seqlens, metadata.chunk_size)
     chunk_scan(cb, x, dt_out, dA_cumsum, C, entering, cu_chunk_seqlens, out, D, z)
 

