@@ -62,7 +62,7 @@ def prefill_with_checkpoints(
         dt_softplus=True,
         initial_states=initial_states,
         return_intermediate_states=True,
-        out=out.view(ntokens, shape.nheads, shape.headdim),
+        out=out,
     )
     assert result.intermediate_states is not None
     slots = checkpoint_slots[rows].long()

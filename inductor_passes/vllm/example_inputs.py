@@ -90,7 +90,7 @@ def example_inputs(shape: LayerShape) -> Example:
             tile_offset=_unaligned(sizes.ntiles, 1, int32),
         )
         projected = torch.empty(sizes.ntokens, shape.projected, dtype=shape.dtype)
-        out = torch.empty(sizes.ntokens, shape.inner, dtype=shape.dtype)
+        out = torch.empty(sizes.ntokens, shape.nheads, shape.headdim, dtype=shape.dtype)
     return Example(mode, sizes, projected, out, layer, step)
 
 

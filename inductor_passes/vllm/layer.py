@@ -82,6 +82,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
     def _prefill(self, projected: Tensor, output: Tensor, plan: StepPlan, metadata: Any) -> None:
         region = self._region
         assert region is not None
+        output = output.view(-1, region.shape.nheads, region.shape.headdim)
         if plan.checkpoints:
             assert self._tensors is not None
             checkpoint = metadata.checkpoint_meta

@@ -93,6 +93,6 @@ def _fits(tensors: LayerTensors, shape: LayerShape) -> bool:
         if inner_strides is None:
             if not tensor.is_contiguous():
                 return False
-        elif tensor.stride()[1:] != inner_strides or tensor.stride(0) % SLOT_MULTIPLE:
+        elif tensor.stride()[1:] != inner_strides or tensor.stride(0) % SLOT_MULTIPLE or tensor.stride(0) >> 31:
             return False
     return True

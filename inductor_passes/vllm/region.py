@@ -98,7 +98,8 @@ def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTenso
 
     Args:
         projected: (ntokens, shape.projected) dense. Tokens past the last sequence are padding.
-        out: (ntokens, shape.inner) dense. Written, except at padding.
+        out: (ntokens, nheads, headdim) dense. Written, except at padding. In this shape, because a mutated argument of
+            which the graph takes a view is cloned by Inductor.
         layer: its caches are updated in place.
         step: the sequences.
         shape: constants.
@@ -134,5 +135,5 @@ def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTenso
         initial_states=initial_states,
         state_cache=layer.ssm_state,
         write_slots=step.slots,
-        out=out.view(ntokens, shape.nheads, shape.headdim),
+        out=out,
     )

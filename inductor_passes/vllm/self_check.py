@@ -62,7 +62,7 @@ def _run(region: CompiledRegion, projected: Tensor, layer: LayerTensors, sequenc
         _odd(torch.tensor([row for row, _ in tiles], dtype=torch.int32)),
         _odd(torch.tensor([tile for _, tile in tiles], dtype=torch.int32)),
     )
-    out = torch.full((projected.shape[0], shape.inner), torch.nan, dtype=shape.dtype)
+    out = torch.full((projected.shape[0], shape.nheads, shape.headdim), torch.nan, dtype=shape.dtype)
     sizes = (
         projected.shape[0],
         len(lengths),

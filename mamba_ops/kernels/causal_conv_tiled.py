@@ -79,16 +79,16 @@ def causal_conv_tiled_kernel(
     out_ptrs = out_ptr + (start + position)[:, None] * conv_dim + channel[None, :]
     tl.store(out_ptrs, acc, mask=is_token[:, None] & is_channel[None, :])
 
-    if first == 0:
-        index = tl.arange(0, BLOCK_HISTORY)
-        source = length - (WIDTH - 1) + index
-        is_row = index < WIDTH - 1
-        is_new = (is_row & (source >= 0))[:, None] & is_channel[None, :]
-        is_cached = (has & is_row & (source < 0))[:, None] & is_channel[None, :]
-        new = tl.load(x_ptrs[None, :] + source[:, None] * stride_x_token, mask=is_new, other=0.0)
-        cached_ptrs = state_ptrs[None, :] + (length + index)[:, None] * stride_state_token
-        cached = tl.load(cached_ptrs, mask=is_cached, other=0.0)
+    if first == 0:  # names of their own: Triton wants one shape for a name
+        kept = tl.arange(0, BLOCK_HISTORY)
+        kept_source = length - (WIDTH - 1) + kept
+        is_kept = kept < WIDTH - 1
+        kept_new = (is_kept & (kept_source >= 0))[:, None] & is_channel[None, :]
+        kept_cached = (has & is_kept & (kept_source < 0))[:, None] & is_channel[None, :]
+        last_new = tl.load(x_ptrs[None, :] + kept_source[:, None] * stride_x_token, mask=kept_new, other=0.0)
+        last_ptrs = state_ptrs[None, :] + (length + kept)[:, None] * stride_state_token
+        last_cached = tl.load(last_ptrs, mask=kept_cached, other=0.0)
         tl.debug_barrier()  # every thread of this program has read what the slot held
-        last = tl.where(is_new, new.to(cached.dtype), cached)
-        target_ptrs = state_ptrs[None, :] + index[:, None] * stride_state_token
-        tl.store(target_ptrs, last, mask=is_row[:, None] & is_channel[None, :])
+        last = tl.where(kept_new, last_new.to(last_cached.dtype), last_cached)
+        target_ptrs = state_ptrs[None, :] + kept[:, None] * stride_state_token
+        tl.store(target_ptrs, last, mask=is_kept[:, None] & is_channel[None, :])
