@@ -21,7 +21,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from inductor_passes import GraphReport, SnapshotElimination, inductor_options
 from inductor_passes.vllm.example_inputs import Example, Sizes, example_inputs
-from inductor_passes.vllm.region import LayerShape, LayerTensors, StepTensors, prefill
+from inductor_passes.vllm.region import (
+    CheckpointTensors,
+    LayerShape,
+    LayerTensors,
+    StepTensors,
+    prefill,
+    prefill_with_checkpoints,
+)
 
 logger = logging.getLogger("inductor_passes.vllm")
 
@@ -32,6 +39,7 @@ class CompiledRegion:
 
     Attributes:
         shape: of the layers that may use it.
+        checkpoints: whether it is `prefill_with_checkpoints`.
         run: takes a list of `Sizes` and tensors, in the order of `arguments`, which it empties.
         report: what the pass did.
         graph_before, graph_after: the graph that the pass got and the one that it left.
@@ -39,6 +47,7 @@ class CompiledRegion:
     """
 
     shape: LayerShape
+    checkpoints: bool
     run: Callable[[list[Any]], Any]
     report: GraphReport
     graph_before: str
@@ -48,7 +57,7 @@ class CompiledRegion:
     def __call__(
         self, sizes: Iterable[int], projected: Tensor, out: Tensor, layer: Iterable[Any], step: Iterable[Any]
     ) -> None:
-        """Run it; see `inductor_passes.vllm.region.prefill`. `layer` and `step` without what is None."""
+        """Run it; see `inductor_passes.vllm.region`. `layer` without what is None, `step` with checkpoints last."""
         self.run([*sizes, projected, out, *layer, *step])
 
 
@@ -63,23 +72,31 @@ class _ShowingBothGraphs(SnapshotElimination):
         self.after = _readable(graph)
 
 
-def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: bool = False) -> CompiledRegion:
+def compile_region(
+    shape: LayerShape, *, checkpoints: bool = False, eliminate: bool = True, cpp_host_code: bool = False
+) -> CompiledRegion:
     """Trace and compile the prefill for layers of one shape.
 
     Args:
         shape: of the layers.
+        checkpoints: whether states are also kept in the middle of prefills; the snapshot stays then, in one launch.
         eliminate: whether the pass runs. Without it the snapshot stays, for comparisons.
         cpp_host_code: whether Inductor writes the code that launches the kernels in C++, which needs a compiler.
 
     Raises:
         Exception: whatever PyTorch raises when it cannot compile; nothing has been changed then.
     """
+    if checkpoints and shape.device.type == "cpu":
+        # A C++ compiler would take half a minute over index arithmetic that takes microseconds.
+        return CompiledRegion(shape, checkpoints, _uncompiled(shape), GraphReport(), "", "", "not compiled on a CPU")
     # vLLM runs models in inference mode, whose tensors cannot be traced; it may also have set a default device.
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         example = example_inputs(shape)
         flat = [*example.sizes, example.projected, example.out, *present(example.layer), *example.step]
+        if checkpoints:
+            flat += example.checkpoints
         with example.mode:
-            traced = make_fx(_over_flat(shape))(*flat)
+            traced = make_fx(_over_flat(shape, checkpoints))(*flat)
         elimination = _ShowingBothGraphs()
         outputs: list[Any] = []
 
@@ -103,6 +120,7 @@ def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: 
     reports = elimination.report().graphs
     return CompiledRegion(
         shape,
+        checkpoints,
         output.current_callable,
         reports[-1] if reports else GraphReport(),
         elimination.before,
@@ -116,19 +134,29 @@ def present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _over_flat(shape: LayerShape) -> Callable[..., tuple[()]]:
+def _over_flat(shape: LayerShape, checkpoints: bool) -> Callable[..., tuple[()]]:
     nsizes = len(Sizes._fields)
-    nlayer = len(LayerTensors._fields) - (not shape.has_conv_bias)
+    nlayer, nstep = len(LayerTensors._fields) - (not shape.has_conv_bias), len(StepTensors._fields)
 
     def flat_prefill(*arguments: Any) -> tuple[()]:
         projected, out, *rest = arguments[nsizes:]
         layer = rest[:nlayer]
         if not shape.has_conv_bias:
             layer.insert(LayerTensors._fields.index("conv_bias"), None)
-        prefill(projected, out, LayerTensors(*layer), StepTensors(*rest[nlayer:]), shape)
+        step = StepTensors(*rest[nlayer : nlayer + nstep])
+        if checkpoints:
+            kept = CheckpointTensors(*rest[nlayer + nstep :])
+            prefill_with_checkpoints(projected, out, LayerTensors(*layer), step, kept, shape)
+        else:
+            prefill(projected, out, LayerTensors(*layer), step, shape)
         return ()
 
     return flat_prefill
+
+
+def _uncompiled(shape: LayerShape) -> Callable[[list[Any]], Any]:
+    flat_prefill = _over_flat(shape, checkpoints=True)
+    return lambda arguments: flat_prefill(*arguments)
 
 
 def _check_symbols(example: Example) -> None:

@@ -54,9 +54,11 @@ METADATA_FIELDS = (
 
 # Attributes of a layer, checked when the first one has been built.
 LAYER_ATTRIBUTES = (
+    "_ssd_kernels_warmed_up",
     "A",
     "D",
     "activation",
+    "cache_config",
     "conv1d",
     "conv_kernel_size",
     "conv_weights",

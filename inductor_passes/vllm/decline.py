@@ -17,8 +17,7 @@ class Decline(enum.Enum):
     """A reason; the value says it in a sentence."""
 
     NOT_BUILT = "the region could not be built or compiled; a warning has said why"
-    CHECKPOINTS = "a state in the middle of the prefill is kept as well"
-    REPLAYSSM = "ReplaySSM is on"
+    CHECKPOINTS = "a state in the middle of the prefill is kept, though prefix caching is off"
     METADATA = "the metadata of the step has another form than expected"
     DEVICE = "the metadata of the step is on another device"
     SHARED_SLOT = "two sequences share a slot"
@@ -31,7 +30,7 @@ class Counters:
 
     Attributes:
         layer_prefills: prefills that a layer ran through the compiled region.
-        layer_checkpoints: prefills with checkpoints that a layer ran itself.
+        layer_checkpoints: prefills with checkpoints, which keep a snapshot, likewise.
         declined: prefills that a layer left to vLLM's code, by reason.
         snapshots_removed: compiled regions that have lost their snapshot, of `regions`.
         verified, mismatches: layer calls compared with vLLM's code, and those that differed; see option `verify`.

@@ -13,7 +13,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from inductor_passes.vllm.region import LayerShape, LayerTensors, StepTensors
+from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 
 # Elements; see `LayerShape` for the tensors. Allocators hand out more than this, so a cache that has less is unusual.
 SLOT_MULTIPLE = 16
@@ -48,6 +48,7 @@ class Example(NamedTuple):
     out: Tensor
     layer: LayerTensors
     step: StepTensors
+    checkpoints: CheckpointTensors
 
 
 def example_inputs(shape: LayerShape) -> Example:
@@ -89,9 +90,14 @@ def example_inputs(shape: LayerShape) -> Example:
             tile_sequence=_unaligned(sizes.ntiles, 1, int32),
             tile_offset=_unaligned(sizes.ntiles, 1, int32),
         )
+        checkpoints = CheckpointTensors(
+            chunks=_unaligned(sizes.nseqs, 1, torch.int64),
+            offsets=_unaligned(sizes.nseqs, 1, int32),
+            slots=_unaligned(sizes.nseqs, 1, int32),
+        )
         projected = torch.empty(sizes.ntokens, shape.projected, dtype=shape.dtype)
         out = torch.empty(sizes.ntokens, shape.nheads, shape.headdim, dtype=shape.dtype)
-    return Example(mode, sizes, projected, out, layer, step)
+    return Example(mode, sizes, projected, out, layer, step, checkpoints)
 
 
 def _symbol(env: ShapeEnv, name: str, hint: int) -> int:

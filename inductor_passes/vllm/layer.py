@@ -1,7 +1,7 @@
 """The layer that vLLM builds instead of its own `MambaMixer2`: the same layer with another way through a prefill.
 
 Only `conv_ssm_forward` differs, and of it only the part of a step that is in prefill. Decodes, captured graphs,
-checkpoints on a GPU, ReplaySSM and whatever the compiled region does not take go through vLLM's own method.
+ReplaySSM and whatever the compiled region does not take go through vLLM's own method.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, is_conv_state_dim_first
 
-from inductor_passes.vllm.checkpoint import prefill_with_checkpoints
 from inductor_passes.vllm.compiled_region import present
 from inductor_passes.vllm.contract import missing_from_layer
 from inductor_passes.vllm.decline import Decline, counters
@@ -77,39 +76,23 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
                 context.attn_metadata = by_layer
             projected_states = projected_states[plan.num_decode_tokens :]
             output = output[plan.num_decode_tokens :]
-        self._prefill(projected_states, output, plan, metadata)
+        self._prefill(projected_states, output, plan)
 
-    def _prefill(self, projected: Tensor, output: Tensor, plan: StepPlan, metadata: Any) -> None:
+    def _prefill(self, projected: Tensor, output: Tensor, plan: StepPlan) -> None:
         region = self._region
         assert region is not None
         output = output.view(-1, region.shape.nheads, region.shape.headdim)
-        if plan.checkpoints:
-            assert self._tensors is not None
-            checkpoint = metadata.checkpoint_meta
-            prefill_with_checkpoints(
-                projected,
-                output,
-                self._tensors,
-                plan.tensors,
-                region.shape,
-                metadata.checkpoint_chunk_idx,
-                checkpoint.checkpoint_offsets,
-                checkpoint.state_indices,
-            )
+        arguments = [projected.shape[0], *plan.sizes, *self._layer_sizes, projected, output]
+        arguments += self._layer_arguments
+        arguments += plan.tensors
+        if plan.checkpoints is None:
+            region.run(arguments)
+            counters.layer_prefills += 1
+        else:
+            assert region.run_with_checkpoints is not None
+            arguments += plan.checkpoints
+            region.run_with_checkpoints(arguments)
             counters.layer_checkpoints += 1
-            return
-        region.run(
-            [
-                projected.shape[0],
-                *plan.sizes,
-                *self._layer_sizes,
-                projected,
-                output,
-                *self._layer_arguments,
-                *plan.tensors,
-            ]
-        )
-        counters.layer_prefills += 1
 
     def _decline(self, plan: StepPlan, projected: Tensor, output: Tensor) -> Decline | None:
         region = self._region
@@ -117,7 +100,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             return Decline.NOT_BUILT
         if plan.decline is not None:
             return plan.decline
-        if plan.checkpoints and projected.device.type != "cpu":
+        if plan.checkpoints is not None and region.run_with_checkpoints is None:
             return Decline.CHECKPOINTS
         if self.kv_cache is not self._bound_to:
             self._bind()
@@ -138,9 +121,11 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             if missing:
                 raise RuntimeError(f"this vLLM lacks {', '.join(missing)}")
             if self.use_replayssm:
-                raise RuntimeError(Decline.REPLAYSSM.value)
+                raise RuntimeError("ReplaySSM is on")
             shape = layer_shape(self, projected.dtype, projected.device, not is_conv_state_dim_first())
-            self._region = region_for(shape, self._options)
+            self._region = region_for(shape, bool(self.cache_config.enable_prefix_caching), self._options)
+            # What vLLM would tune here, for a minute, is not used.
+            self._ssd_kernels_warmed_up = True
         except Exception as error:
             logger.warning("mamba_ops: vLLM's own code runs layer %s: %s", self.prefix, error)
             logger.debug("mamba_ops: how it failed", exc_info=True)

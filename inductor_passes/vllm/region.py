@@ -4,7 +4,7 @@ The gather and the `torch.where` below are the snapshot. They are here so that `
 the compiled graph, and so that a run without the pass is still right.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,6 +93,20 @@ class StepTensors(NamedTuple):
     tile_offset: Tensor
 
 
+class CheckpointTensors(NamedTuple):
+    """Which states a step keeps in the middle of its prefills, for prefix caching.
+
+    Attributes:
+        chunks: (nseqs,) int64, the chunk that ends at the checkpoint.
+        offsets: (nseqs,) int32, tokens of the sequence in this step up to the checkpoint; 0 for no checkpoint.
+        slots: (nseqs,) int32, where the states there go; a slot that no sequence of the step owns.
+    """
+
+    chunks: Tensor
+    offsets: Tensor
+    slots: Tensor
+
+
 def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, shape: LayerShape) -> None:
     """Convolution, SSD and state writeback of the sequences of a step.
 
@@ -104,9 +118,41 @@ def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTenso
         step: the sequences.
         shape: constants.
     """
-    ntokens = projected.shape[0]
     _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
-    convolved = causal_conv_tiled(
+    convolved = _convolve(inputs, layer, step)
+    _scan(convolved, dt, out, layer, step, shape, {"state_cache": layer.ssm_state, "write_slots": step.slots})
+
+
+def prefill_with_checkpoints(
+    projected: Tensor,
+    out: Tensor,
+    layer: LayerTensors,
+    step: StepTensors,
+    checkpoints: CheckpointTensors,
+    shape: LayerShape,
+) -> None:
+    """`prefill`, and the states in the middle of some sequences go to slots of their own.
+
+    Shapes may not depend on how many there are, so a sequence without a checkpoint writes its last states instead, to
+    its own slot, which they reach anyway.
+    """
+    _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+    inputs_there = _inputs_before(inputs, layer, step, checkpoints.offsets, shape.width - 1)
+    convolved = _convolve(inputs, layer, step)
+    result = _scan(convolved, dt, out, layer, step, shape, {"return_intermediate_states": True})
+
+    has = checkpoints.offsets > 0
+    slots = torch.where(has, checkpoints.slots, step.slots)
+    last_inputs = layer.conv_state[step.slots]
+    layer.conv_state.index_put_((slots,), torch.where(has[:, None, None], inputs_there, last_inputs))
+    states_there = result.intermediate_states[checkpoints.chunks]
+    final = result.final_states
+    layer.ssm_state.index_put_((slots,), torch.where(has[:, None, None, None], states_there, final))
+    layer.ssm_state.index_put_((step.slots,), final)
+
+
+def _convolve(inputs: Tensor, layer: LayerTensors, step: StepTensors) -> Tensor:
+    return causal_conv_tiled(
         inputs,
         layer.conv_weight,
         layer.conv_bias,
@@ -117,10 +163,21 @@ def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTenso
         step.tile_sequence,
         step.tile_offset,
     )
-    groups = shape.ngroups * shape.dstate
+
+
+def _scan(
+    convolved: Tensor,
+    dt: Tensor,
+    out: Tensor,
+    layer: LayerTensors,
+    step: StepTensors,
+    shape: LayerShape,
+    states: dict[str, Any],
+) -> Any:
+    ntokens, groups = convolved.shape[0], shape.ngroups * shape.dstate
     x, B, C = convolved.split([shape.inner, groups, groups], dim=1)
     initial_states = torch.where(step.has_initial_state[:, None, None, None], layer.ssm_state[step.slots], 0)
-    ssd_chunk_scan(
+    return ssd_chunk_scan(
         x.view(ntokens, shape.nheads, shape.headdim),
         dt,
         layer.A,
@@ -133,7 +190,17 @@ def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTenso
         dt_bias=layer.dt_bias,
         dt_softplus=True,
         initial_states=initial_states,
-        state_cache=layer.ssm_state,
-        write_slots=step.slots,
         out=out,
+        **states,
     )
+
+
+def _inputs_before(
+    inputs: Tensor, layer: LayerTensors, step: StepTensors, offsets: Tensor, history: int
+) -> Tensor:
+    """The last inputs of the convolution before the token at `offsets` of each sequence, as a slot stores them."""
+    position = offsets[:, None] - history + torch.arange(history, device=inputs.device)
+    new = inputs[(step.cu_seqlens[:-1][:, None] + position).clamp(min=0)]
+    cached = layer.conv_state[step.slots[:, None], :, (position + history).clamp(max=history - 1)]
+    cached = torch.where(step.has_initial_state[:, None, None], cached, 0)
+    return torch.where((position >= 0)[:, :, None], new, cached).transpose(1, 2)

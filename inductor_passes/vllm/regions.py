@@ -17,37 +17,43 @@ from inductor_passes.vllm.writing import write_down
 
 logger = logging.getLogger("vllm.mamba_ops")
 
-_regions: dict[tuple[LayerShape, Options], Region | Exception] = {}
+_regions: dict[tuple[LayerShape, bool, Options], Region | Exception] = {}
 
 
 class Region:
     """A compiled region as a layer uses it.
 
     Attributes:
-        shape: of the layers. run: see `CompiledRegion`.
+        shape: of the layers. run, run_with_checkpoints: see `CompiledRegion`.
         row_bytes: what divides the size of a token's row in both activations.
         misaligned: bits of an address that must be zero.
     """
 
-    __slots__ = ("misaligned", "row_bytes", "run", "shape")
+    __slots__ = ("misaligned", "row_bytes", "run", "run_with_checkpoints", "shape")
 
-    def __init__(self, compiled: CompiledRegion) -> None:
+    def __init__(self, compiled: CompiledRegion, with_checkpoints: CompiledRegion | None) -> None:
         self.shape = compiled.shape
         self.run: Callable[[list[Any]], Any] = compiled.run
+        self.run_with_checkpoints: Callable[[list[Any]], Any] | None = with_checkpoints and with_checkpoints.run
         self.row_bytes = math.gcd(self.shape.projected, self.shape.inner) * self.shape.dtype.itemsize
         self.misaligned = 0 if self.shape.device.type == "cpu" else 15
 
 
-def region_for(shape: LayerShape, options: Options) -> Region:
+def region_for(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     """The region for layers of this shape, compiled on the first call.
+
+    Args:
+        shape: of the layers.
+        checkpoints: whether a step may keep states in the middle of a prefill.
+        options: the user's.
 
     Raises:
         Exception: why there is none; the same one for every layer of the shape.
     """
-    key = (shape, options)
+    key = (shape, checkpoints, options)
     if key not in _regions:
         try:
-            _regions[key] = _make(shape, options)
+            _regions[key] = _make(*key)
         except Exception as error:
             _regions[key] = error
     region = _regions[key]
@@ -56,15 +62,19 @@ def region_for(shape: LayerShape, options: Options) -> Region:
     return region
 
 
-def _make(shape: LayerShape, options: Options) -> Region:
-    compiled = compile_region(shape, eliminate=options.eliminate, cpp_host_code=options.cpp_host_code)
-    counters.compiled(compiled.report)
-    if options.dump:
-        write_down(compiled, Path(options.dump))
-    if options.self_check:
-        self_check(compiled)
-    logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s", _name(shape), _outcome(compiled))
-    return Region(compiled)
+def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
+    compiled = [
+        compile_region(shape, checkpoints=kept, eliminate=options.eliminate, cpp_host_code=options.cpp_host_code)
+        for kept in ((False, True) if checkpoints else (False,))
+    ]
+    for region in compiled:
+        counters.compiled(region.report)
+        if options.dump:
+            write_down(region, Path(options.dump))
+        if options.self_check:
+            self_check(region)
+    logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s", _name(shape), _outcome(compiled[0]))
+    return Region(compiled[0], compiled[1] if checkpoints else None)
 
 
 def _name(shape: LayerShape) -> str:

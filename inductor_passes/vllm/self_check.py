@@ -12,14 +12,16 @@ from torch import Tensor
 
 from inductor_passes.vllm.compiled_region import CompiledRegion, present
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region import LayerShape, LayerTensors, StepTensors
+from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from mamba_ops import build_chunk_metadata
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
 _LENGTHS = (1, 3, 40, 2, 75)
 _CONTEXTS = (0, 50, 0, 7, 16)
 _SLOTS = (4, 1, 6, 2, 5)
-_NUM_SLOTS = 7
+_CHECKPOINTS = (0, 0, 33, 1, 0)
+_CHECKPOINT_SLOTS = (0, 0, 7, 8, 0)
+_NUM_SLOTS = 9
 
 
 def self_check(region: CompiledRegion) -> None:
@@ -37,7 +39,8 @@ def self_check(region: CompiledRegion) -> None:
             _require_equal(f"the output of sequence {sequence}", out[rows], alone_out)
         _require_equal("the states", together.ssm_state, alone.ssm_state)
         _require_equal("the convolution's states", together.conv_state, alone.conv_state)
-        unowned = [slot for slot in range(_NUM_SLOTS) if slot not in _SLOTS]
+        owned = (*_SLOTS, *_CHECKPOINT_SLOTS[2:4]) if region.checkpoints else _SLOTS
+        unowned = [slot for slot in range(_NUM_SLOTS) if slot not in owned]
         if not together.ssm_state[unowned].isnan().all() or out.isnan().any():
             raise RuntimeError("self check: a slot that no sequence owns has been written, or has reached an output")
 
@@ -47,7 +50,8 @@ def _run(region: CompiledRegion, projected: Tensor, layer: LayerTensors, sequenc
     lengths = [_LENGTHS[sequence] for sequence in sequences]
     contexts = [_CONTEXTS[sequence] for sequence in sequences]
     offsets = torch.tensor((0, *lengths)).cumsum(0).tolist()
-    metadata = build_chunk_metadata(offsets, shape.chunk_size, contexts, device=shape.device)
+    splits = [_CHECKPOINTS[sequence] if region.checkpoints else 0 for sequence in sequences]
+    metadata = build_chunk_metadata(offsets, shape.chunk_size, contexts, splits, shape.device)
     tiles = [(row, tile) for row, length in enumerate(lengths) for tile in range(-(-length // BLOCK_TOKENS))]
     # The slots are a column of a table, and everything is at an odd address, as vLLM's may be.
     table = torch.zeros(len(lengths), 3, dtype=torch.int32)
@@ -73,8 +77,21 @@ def _run(region: CompiledRegion, projected: Tensor, layer: LayerTensors, sequenc
         layer.conv_state.stride(0) // SLOT_MULTIPLE,
         layer.ssm_state.stride(0) // SLOT_MULTIPLE,
     )
-    region(sizes, projected, out, present(layer), step)
+    kept = _checkpoints(splits, sequences, metadata.cu_chunk_seqlens.tolist(), offsets) if region.checkpoints else ()
+    region(sizes, projected, out, present(layer), (*step, *kept))
     return out
+
+
+def _checkpoints(
+    splits: list[int], sequences: range | tuple[int, ...], chunk_starts: list[int], starts: list[int]
+) -> CheckpointTensors:
+    ends = [chunk_starts.index(start + split) - 1 if split else 0 for start, split in zip(starts, splits, strict=False)]
+    slots = [_CHECKPOINT_SLOTS[sequence] if split else 0 for sequence, split in zip(sequences, splits, strict=True)]
+    return CheckpointTensors(
+        _odd(torch.tensor(ends)),
+        _odd(torch.tensor(splits, dtype=torch.int32)),
+        _odd(torch.tensor(slots, dtype=torch.int32)),
+    )
 
 
 def _layer(shape: LayerShape, generator: torch.Generator) -> LayerTensors:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inductor_passes.vllm.decline import Decline
-from inductor_passes.vllm.region import StepTensors
+from inductor_passes.vllm.region import CheckpointTensors, StepTensors
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
 _ATTRIBUTE = "_mamba_ops_plan"
@@ -24,20 +24,19 @@ class StepPlan:
 
     Attributes:
         decline: why vLLM's own code runs, or None.
-        tensors: of the sequences in prefill.
+        tensors: of the sequences in prefill. checkpoints: of the states kept in the middle of them, or None.
         sizes: nseqs, nchunks, ntiles, slots_stride; see `Sizes`.
         num_decode_tokens: tokens in front of those in prefill.
         without_prefill: metadata in which only the decodes are left, or None if there are none.
-        checkpoints: whether states are also kept in the middle of a prefill.
     """
 
     __slots__ = ("checkpoints", "decline", "num_decode_tokens", "sizes", "tensors", "without_prefill")
 
     def __init__(self, metadata: Any, device: torch.device) -> None:
         self.num_decode_tokens: int = metadata.num_decode_tokens
-        self.checkpoints = metadata.checkpoint_chunk_idx is not None
         self.tensors = _step_tensors(metadata)
-        self.decline = _decline(self.tensors, device)
+        self.checkpoints = _checkpoint_tensors(metadata)
+        self.decline = _decline(self.tensors, self.checkpoints, device)
         self.sizes = (
             self.tensors.slots.shape[0],
             self.tensors.seq_idx.shape[0],
@@ -74,10 +73,20 @@ def _step_tensors(metadata: Any) -> StepTensors:
     )
 
 
-def _decline(tensors: StepTensors, device: torch.device) -> Decline | None:
+def _checkpoint_tensors(metadata: Any) -> CheckpointTensors | None:
+    if metadata.checkpoint_chunk_idx is None:
+        return None
+    meta = metadata.checkpoint_meta
+    slots = meta.state_indices.to(torch.int32).contiguous()
+    return CheckpointTensors(metadata.checkpoint_chunk_idx, meta.checkpoint_offsets.to(torch.int32), slots)
+
+
+def _decline(tensors: StepTensors, checkpoints: CheckpointTensors | None, device: torch.device) -> Decline | None:
     """What the compiled code takes for granted about the step."""
-    for name, tensor in tensors._asdict().items():
-        dtype = torch.bool if name == "has_initial_state" else torch.int32
+    kept = {} if checkpoints is None else checkpoints._asdict()
+    kept["checkpoint_slots"] = kept.pop("slots", tensors.cu_seqlens)
+    for name, tensor in (tensors._asdict() | kept).items():
+        dtype = {"has_initial_state": torch.bool, "chunks": torch.int64}.get(name, torch.int32)
         if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.dim() != 1:
             return Decline.METADATA
         if tensor.device != device:
@@ -87,6 +96,7 @@ def _decline(tensors: StepTensors, device: torch.device) -> Decline | None:
     nseqs, nchunks = tensors.slots.shape[0], tensors.seq_idx.shape[0]
     sizes = (tensors.cu_seqlens, nseqs + 1), (tensors.cu_chunk_seqlens, nchunks + 1)
     sizes += (tensors.last_chunk_indices, nseqs), (tensors.has_initial_state, nseqs)
+    sizes += () if checkpoints is None else tuple((tensor, nseqs) for tensor in checkpoints)
     if any(tensor.shape[0] != size for tensor, size in sizes):
         return Decline.METADATA
     if device.type == "cpu" and tensors.slots.unique().shape[0] != nseqs:

@@ -17,7 +17,8 @@ def write_down(region: CompiledRegion, folder: Path) -> None:
     What goes wrong is logged and changes nothing.
     """
     shape = region.shape
-    target = folder / f"{os.getpid()}_{shape.nheads}x{shape.headdim}x{shape.dstate}_{shape.device.type}"
+    kind = "checkpoints" if region.checkpoints else "prefill"
+    target = folder / f"{kind}_{os.getpid()}_{shape.nheads}x{shape.headdim}x{shape.dstate}_{shape.device.type}"
     texts = {
         "graph_before.txt": region.graph_before,
         "graph_after.txt": region.graph_after,
