@@ -26,6 +26,7 @@ from inductor_passes.vllm.region import (
     LayerShape,
     LayerTensors,
     StepTensors,
+    keep_inputs,
     prefill,
     prefill_with_checkpoints,
 )
@@ -72,23 +73,59 @@ class _ShowingBothGraphs(SnapshotElimination):
         self.after = _readable(graph)
 
 
-def compile_region(
-    shape: LayerShape, *, checkpoints: bool = False, eliminate: bool = True, cpp_host_code: bool = False
-) -> CompiledRegion:
+def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: bool = False) -> CompiledRegion:
     """Trace and compile the prefill for layers of one shape.
 
     Args:
         shape: of the layers.
-        checkpoints: whether states are also kept in the middle of prefills; the snapshot stays then, in one launch.
         eliminate: whether the pass runs. Without it the snapshot stays, for comparisons.
         cpp_host_code: whether Inductor writes the code that launches the kernels in C++, which needs a compiler.
 
     Raises:
         Exception: whatever PyTorch raises when it cannot compile; nothing has been changed then.
     """
-    if checkpoints and shape.device.type == "cpu":
-        # A C++ compiler would take half a minute over index arithmetic that takes microseconds.
-        return CompiledRegion(shape, checkpoints, _uncompiled(shape), GraphReport(), "", "", "not compiled on a CPU")
+
+    def function(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, _: Any) -> None:
+        prefill(projected, out, layer, step, shape)
+
+    return _compile(function, shape, False, eliminate, cpp_host_code)
+
+
+def compile_region_with_checkpoints(
+    shape: LayerShape, *, eliminate: bool = True, cpp_host_code: bool = False
+) -> CompiledRegion:
+    """The same for `keep_inputs` and `prefill_with_checkpoints`, one after the other.
+
+    The snapshot stays there, in one launch. On a CPU they are not compiled: a C++ compiler would take half a minute over
+    index arithmetic that takes microseconds.
+    """
+
+    def first(projected: Tensor, _: Tensor, layer: LayerTensors, step: StepTensors, kept: CheckpointTensors) -> None:
+        keep_inputs(projected, layer, step, kept, shape)
+
+    def second(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, kept: CheckpointTensors) -> None:
+        prefill_with_checkpoints(projected, out, layer, step, kept, shape)
+
+    if shape.device.type == "cpu":
+        flat = [_over_flat(function, shape) for function in (first, second)]
+
+        def run(arguments: list[Any]) -> None:
+            for function in flat:
+                function(*arguments)
+
+        return CompiledRegion(shape, True, run, GraphReport(), "", "", "not compiled on a CPU")
+    inputs, states = (_compile(function, shape, True, eliminate, cpp_host_code) for function in (first, second))
+
+    def run_both(arguments: list[Any]) -> None:
+        inputs.run(arguments.copy())
+        states.run(arguments)
+
+    return dataclasses.replace(states, run=run_both, code=f"{inputs.code}\n\n{states.code}")
+
+
+def _compile(
+    function: Callable[..., None], shape: LayerShape, checkpoints: bool, eliminate: bool, cpp_host_code: bool
+) -> CompiledRegion:
     # vLLM runs models in inference mode, whose tensors cannot be traced; it may also have set a default device.
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         example = example_inputs(shape)
@@ -96,7 +133,7 @@ def compile_region(
         if checkpoints:
             flat += example.checkpoints
         with example.mode:
-            traced = make_fx(_over_flat(shape, checkpoints))(*flat)
+            traced = make_fx(_over_flat(function, shape))(*flat)
         elimination = _ShowingBothGraphs()
         outputs: list[Any] = []
 
@@ -134,29 +171,21 @@ def present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _over_flat(shape: LayerShape, checkpoints: bool) -> Callable[..., tuple[()]]:
-    nsizes = len(Sizes._fields)
-    nlayer, nstep = len(LayerTensors._fields) - (not shape.has_conv_bias), len(StepTensors._fields)
+def _over_flat(function: Callable[..., None], shape: LayerShape) -> Callable[..., tuple[()]]:
+    nsizes, nstep = len(Sizes._fields), len(StepTensors._fields)
+    nlayer = len(LayerTensors._fields) - (not shape.has_conv_bias)
 
-    def flat_prefill(*arguments: Any) -> tuple[()]:
+    def flat(*arguments: Any) -> tuple[()]:
         projected, out, *rest = arguments[nsizes:]
         layer = rest[:nlayer]
         if not shape.has_conv_bias:
             layer.insert(LayerTensors._fields.index("conv_bias"), None)
+        kept = rest[nlayer + nstep :]
         step = StepTensors(*rest[nlayer : nlayer + nstep])
-        if checkpoints:
-            kept = CheckpointTensors(*rest[nlayer + nstep :])
-            prefill_with_checkpoints(projected, out, LayerTensors(*layer), step, kept, shape)
-        else:
-            prefill(projected, out, LayerTensors(*layer), step, shape)
+        function(projected, out, LayerTensors(*layer), step, CheckpointTensors(*kept) if kept else None)
         return ()
 
-    return flat_prefill
-
-
-def _uncompiled(shape: LayerShape) -> Callable[[list[Any]], Any]:
-    flat_prefill = _over_flat(shape, checkpoints=True)
-    return lambda arguments: flat_prefill(*arguments)
+    return flat
 
 
 def _check_symbols(example: Example) -> None:

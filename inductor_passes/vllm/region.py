@@ -131,24 +131,42 @@ def prefill_with_checkpoints(
     checkpoints: CheckpointTensors,
     shape: LayerShape,
 ) -> None:
-    """`prefill`, and the states in the middle of some sequences go to slots of their own.
+    """`prefill`, and the SSM states in the middle of some sequences go to slots of their own.
 
-    Shapes may not depend on how many there are, so a sequence without a checkpoint writes its last states instead, to
-    its own slot, which they reach anyway.
+    Shapes may not depend on how many there are, so a sequence without a checkpoint writes its last state instead, to
+    its own slot, which it reaches anyway.
     """
     _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
-    inputs_there = _inputs_before(inputs, layer, step, checkpoints.offsets, shape.width - 1)
     convolved = _convolve(inputs, layer, step)
     result = _scan(convolved, dt, out, layer, step, shape, {"return_intermediate_states": True})
 
     has = checkpoints.offsets > 0
     slots = torch.where(has, checkpoints.slots, step.slots)
-    last_inputs = layer.conv_state[step.slots]
-    layer.conv_state.index_put_((slots,), torch.where(has[:, None, None], inputs_there, last_inputs))
     states_there = result.intermediate_states[checkpoints.chunks]
     final = result.final_states
     layer.ssm_state.index_put_((slots,), torch.where(has[:, None, None, None], states_there, final))
     layer.ssm_state.index_put_((step.slots,), final)
+
+
+def keep_inputs(
+    projected: Tensor, layer: LayerTensors, step: StepTensors, checkpoints: CheckpointTensors, shape: LayerShape
+) -> None:
+    """Before `prefill_with_checkpoints`: the convolution's states in the middle of some sequences.
+
+    A function of its own, so that each graph writes a cache once: of a cache that is written twice Inductor makes a
+    copy. A sequence without a checkpoint writes what its slot holds.
+    """
+    inputs = projected[:, shape.inner : shape.inner + shape.conv_dim]
+    history = shape.width - 1
+    position = checkpoints.offsets[:, None] - history + torch.arange(history, device=inputs.device)
+    new = inputs[(step.cu_seqlens[:-1][:, None] + position).clamp(min=0)]
+    older = layer.conv_state[step.slots[:, None], :, (position + history).clamp(max=history - 1)]
+    older = torch.where(step.has_initial_state[:, None, None], older, 0)
+    there = torch.where((position >= 0)[:, :, None], new, older).transpose(1, 2)
+
+    has = checkpoints.offsets > 0
+    slots = torch.where(has, checkpoints.slots, step.slots)
+    layer.conv_state.index_put_((slots,), torch.where(has[:, None, None], there, layer.conv_state[step.slots]))
 
 
 def _convolve(inputs: Tensor, layer: LayerTensors, step: StepTensors) -> Tensor:
@@ -193,14 +211,3 @@ def _scan(
         out=out,
         **states,
     )
-
-
-def _inputs_before(
-    inputs: Tensor, layer: LayerTensors, step: StepTensors, offsets: Tensor, history: int
-) -> Tensor:
-    """The last inputs of the convolution before the token at `offsets` of each sequence, as a slot stores them."""
-    position = offsets[:, None] - history + torch.arange(history, device=inputs.device)
-    new = inputs[(step.cu_seqlens[:-1][:, None] + position).clamp(min=0)]
-    cached = layer.conv_state[step.slots[:, None], :, (position + history).clamp(max=history - 1)]
-    cached = torch.where(step.has_initial_state[:, None, None], cached, 0)
-    return torch.where((position >= 0)[:, :, None], new, cached).transpose(1, 2)

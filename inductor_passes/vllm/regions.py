@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inductor_passes.vllm.compiled_region import CompiledRegion, compile_region
+from inductor_passes.vllm.compiled_region import CompiledRegion, compile_region, compile_region_with_checkpoints
 from inductor_passes.vllm.decline import counters
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region import LayerShape
@@ -64,8 +64,8 @@ def region_for(shape: LayerShape, checkpoints: bool, options: Options) -> Region
 
 def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     compiled = [
-        compile_region(shape, checkpoints=kept, eliminate=options.eliminate, cpp_host_code=options.cpp_host_code)
-        for kept in ((False, True) if checkpoints else (False,))
+        compiler(shape, eliminate=options.eliminate, cpp_host_code=options.cpp_host_code)
+        for compiler in (compile_region, *([compile_region_with_checkpoints] if checkpoints else []))
     ]
     for region in compiled:
         counters.compiled(region.report)
