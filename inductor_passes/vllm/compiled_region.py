@@ -96,8 +96,8 @@ def compile_region_with_checkpoints(
 ) -> CompiledRegion:
     """The same for `keep_inputs` and `prefill_with_checkpoints`, one after the other.
 
-    The snapshot stays there, in one launch. On a CPU they are not compiled: a C++ compiler would take half a minute over
-    index arithmetic that takes microseconds.
+    The snapshot stays there, in one launch. On a CPU they are not compiled: a C++ compiler would take half a minute
+    over index arithmetic that takes microseconds.
     """
 
     def first(projected: Tensor, _: Tensor, layer: LayerTensors, step: StepTensors, kept: CheckpointTensors) -> None:
@@ -129,7 +129,7 @@ def _compile(
     # vLLM runs models in inference mode, whose tensors cannot be traced; it may also have set a default device.
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         example = example_inputs(shape)
-        flat = [*example.sizes, example.projected, example.out, *present(example.layer), *example.step]
+        flat: list[Any] = [*example.sizes, example.projected, example.out, *present(example.layer), *example.step]
         if checkpoints:
             flat += example.checkpoints
         with example.mode:

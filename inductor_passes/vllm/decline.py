@@ -9,7 +9,6 @@ from collections import Counter
 
 from inductor_passes.report import GraphReport
 
-
 logger = logging.getLogger("vllm.mamba_ops")
 
 
@@ -52,7 +51,9 @@ class Counters:
 
     def __str__(self) -> str:
         declined = ", ".join(f"{reason.name} {count}" for reason, count in self.declined.items()) or "none"
-        compared = f"; compared with vLLM's code: {self.verified}, different: {self.mismatches}" if self.verified else ""
+        compared = (
+            f"; compared with vLLM's code: {self.verified}, different: {self.mismatches}" if self.verified else ""
+        )
         return (
             f"{self.layer_prefills} layer prefills without a snapshot, {self.layer_checkpoints} with checkpoints, "
             f"declined: {declined}; regions compiled: {self.regions}, snapshots removed from them: "

@@ -56,8 +56,8 @@ def example_inputs(shape: LayerShape) -> Example:
     env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
     row = shape.nheads * shape.headdim * shape.dstate
     conv_row = shape.conv_dim * (shape.width + 1)
-    # Only hints: no two are equal or a multiple of each other. Inductor takes 32-bit indices wherever the hints allow it,
-    # and real caches have more elements than that.
+    # Only hints: no two are equal or a multiple of each other. Inductor takes 32-bit indices wherever the hints allow
+    # it, and real caches have more elements than that.
     hints = Sizes(1009, 13, 41, 131, 7, (1 << 31) + 11, conv_row // SLOT_MULTIPLE + 3, row // SLOT_MULTIPLE + 5)
     sizes = Sizes(*(_symbol(env, name, hint) for name, hint in hints._asdict().items()))
     mode = FakeTensorMode(shape_env=env)

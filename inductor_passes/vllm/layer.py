@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
@@ -42,7 +41,8 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         self._layer_arguments: list[Tensor] = []
         self._layer_sizes: tuple[int, ...] = ()
         if self._options.enabled and self._options.verify:
-            self.conv_ssm_forward = verified(self, super().conv_ssm_forward, self.conv_ssm_forward)
+            both = verified(self, super().conv_ssm_forward, self.conv_ssm_forward)
+            self.conv_ssm_forward = both  # type: ignore[method-assign,assignment]
 
     def conv_ssm_forward(self, projected_states: Tensor, output: Tensor) -> None:
         """Convolution and SSD of one step; vLLM's custom op calls this.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from inductor_passes.vllm.contract import TESTED_VERSIONS, missing_from_vllm
-from inductor_passes.vllm.options import read_options
+from inductor_passes.vllm.options import Options, read_options
 
 # A child of vLLM's logger, so that its handlers, level and format apply.
 logger = logging.getLogger("vllm.mamba_ops")
@@ -16,16 +16,20 @@ LAYER = "MambaMixer2"
 def register() -> None:
     """Have vLLM build our layer wherever a model asks for `MambaMixer2`. Safe to call any number of times.
 
-    Never raises: the server must start whatever is wrong with us, and then runs vLLM's own layers.
+    Whatever is wrong with this vLLM or with us, the server starts and runs vLLM's own layers.
+
+    Raises:
+        ValueError: an unknown option or a wrong value in the environment; the message lists the options.
     """
+    options = read_options()
     try:
-        _register()
+        _register(options)
     except Exception as error:
         logger.warning("mamba_ops: vLLM's own Mamba2 layers run; the plugin could not be loaded: %r", error)
 
 
-def _register() -> None:
-    if not read_options().enabled:
+def _register(options: Options) -> None:
+    if not options.enabled:
         logger.info("mamba_ops: turned off")
         return
     missing = missing_from_vllm()

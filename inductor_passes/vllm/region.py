@@ -170,7 +170,7 @@ def keep_inputs(
 
 
 def _convolve(inputs: Tensor, layer: LayerTensors, step: StepTensors) -> Tensor:
-    return causal_conv_tiled(
+    convolved: Tensor = causal_conv_tiled(
         inputs,
         layer.conv_weight,
         layer.conv_bias,
@@ -181,6 +181,7 @@ def _convolve(inputs: Tensor, layer: LayerTensors, step: StepTensors) -> Tensor:
         step.tile_sequence,
         step.tile_offset,
     )
+    return convolved
 
 
 def _scan(
@@ -201,9 +202,7 @@ def _scan(
         layer.A,
         B.view(ntokens, shape.ngroups, shape.dstate),
         C.view(ntokens, shape.ngroups, shape.dstate),
-        ChunkMetadata(
-            step.cu_seqlens, step.cu_chunk_seqlens, step.last_chunk_indices, step.seq_idx, shape.chunk_size
-        ),
+        ChunkMetadata(step.cu_seqlens, step.cu_chunk_seqlens, step.last_chunk_indices, step.seq_idx, shape.chunk_size),
         D=layer.D,
         dt_bias=layer.dt_bias,
         dt_softplus=True,

@@ -34,7 +34,9 @@ class Region:
     def __init__(self, compiled: CompiledRegion, with_checkpoints: CompiledRegion | None) -> None:
         self.shape = compiled.shape
         self.run: Callable[[list[Any]], Any] = compiled.run
-        self.run_with_checkpoints: Callable[[list[Any]], Any] | None = with_checkpoints and with_checkpoints.run
+        self.run_with_checkpoints: Callable[[list[Any]], Any] | None = None
+        if with_checkpoints is not None:
+            self.run_with_checkpoints = with_checkpoints.run
         self.row_bytes = math.gcd(self.shape.projected, self.shape.inner) * self.shape.dtype.itemsize
         self.misaligned = 0 if self.shape.device.type == "cpu" else 15
 

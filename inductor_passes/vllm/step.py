@@ -94,9 +94,10 @@ def _decline(tensors: StepTensors, checkpoints: CheckpointTensors | None, device
         if name != "slots" and not tensor.is_contiguous():
             return Decline.METADATA
     nseqs, nchunks = tensors.slots.shape[0], tensors.seq_idx.shape[0]
-    sizes = (tensors.cu_seqlens, nseqs + 1), (tensors.cu_chunk_seqlens, nchunks + 1)
-    sizes += (tensors.last_chunk_indices, nseqs), (tensors.has_initial_state, nseqs)
-    sizes += () if checkpoints is None else tuple((tensor, nseqs) for tensor in checkpoints)
+    sizes = [(tensors.cu_seqlens, nseqs + 1), (tensors.cu_chunk_seqlens, nchunks + 1)]
+    sizes += [
+        (tensor, nseqs) for tensor in (tensors.last_chunk_indices, tensors.has_initial_state, *(checkpoints or ()))
+    ]
     if any(tensor.shape[0] != size for tensor, size in sizes):
         return Decline.METADATA
     if device.type == "cpu" and tensors.slots.unique().shape[0] != nseqs:

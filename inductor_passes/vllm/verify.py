@@ -28,8 +28,12 @@ def verified(layer: Any, stock: Forward, ours: Forward) -> Forward:
     def forward(projected_states: Tensor, output: Tensor) -> None:
         by_layer = get_forward_context().attn_metadata
         metadata = by_layer.get(layer.prefix) if isinstance(by_layer, dict) else None
-        skip = metadata is None or metadata.num_prefills == 0 or metadata.checkpoint_chunk_idx is not None
-        if skip or counters.verified >= options.verify:
+        if (
+            metadata is None
+            or metadata.num_prefills == 0
+            or metadata.checkpoint_chunk_idx is not None
+            or counters.verified >= options.verify
+        ):
             ours(projected_states, output)
             return
         ntokens = metadata.num_prefill_tokens + metadata.num_decode_tokens

@@ -1,7 +1,7 @@
 """The causal convolution over a ragged batch in one launch: outputs and new states, from slots to the same slots.
 
-One program computes a tile of tokens of one sequence for a block of channels. Only the first tile of a sequence looks at
-the slot, so that program may also overwrite it: a tile is at least as long as the history.
+One program computes a tile of tokens of one sequence for a block of channels. Only the first tile of a sequence looks
+at the slot, so that program may also overwrite it: a tile is at least as long as the history.
 
 Products are taken in the dtype of the inputs and summed in FP32, tap by tap from the oldest, as vLLM's kernel does, so
 that a layer may change between the two from call to call.

@@ -29,8 +29,8 @@ def causal_conv_tiled(
         weight: (conv_dim, width) dense, 2 <= width <= 9; `weight[:, -1]` meets the token itself.
         bias: (conv_dim,) or None.
         cu_seqlens: (nseqs + 1,) int32, token offsets.
-        conv_state: (num_slots, conv_dim, at least width - 1), dtype of x; the first width - 1 entries of a slot hold the
-            last inputs of a sequence, oldest first. Updated in place.
+        conv_state: (num_slots, conv_dim, at least width - 1), dtype of x; the first width - 1 entries of a slot hold
+            the last inputs of a sequence, oldest first. Updated in place.
         slots: (nseqs,) int32 or int64, any stride, no slot twice.
         has_initial_state: (nseqs,) bool; a sequence without one starts from zeros and its slot is not read.
         tile_sequence, tile_offset: (ntiles,) int32: every sequence is cut into tiles of 8 tokens, and these are the

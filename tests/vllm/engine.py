@@ -41,9 +41,7 @@ def run_schedule(llm: LLM, number: int, events: list[Any], job: dict[str, Any]) 
                 found.setdefault(name, {})["aborted"] = True
                 continue
             prompt, max_tokens = rest
-            params = SamplingParams(
-                temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=1
-            )
+            params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=1)
             engine.add_request(request, {"prompt_token_ids": prompt}, params)
         for output in engine.step():
             completion = output.outputs[0]
