@@ -78,13 +78,9 @@ def main() -> None:
     print(results.write())
 
 
-class server_start:  # noqa: N801 - a place for one figure
-    seconds = 0.0
-
-
 @contextlib.contextmanager
-def server(options: argparse.Namespace, plugin: bool) -> Iterator[int]:
-    """A running server on a free port."""
+def server(options: argparse.Namespace, plugin: bool) -> Iterator[tuple[int, float]]:
+    """A running server: its port, and how many seconds it took to start."""
     port = options.port
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", options.model, "--port", str(port)]
     command += ["--skip-tokenizer-init", *options.serve]
@@ -98,8 +94,7 @@ def server(options: argparse.Namespace, plugin: bool) -> Iterator[int]:
                     log.seek(0)
                     raise RuntimeError(f"the server did not start:\n{log.read()[-6000:]}")
                 time.sleep(0.25)
-            server_start.seconds = time.perf_counter() - start
-            yield port
+            yield port, time.perf_counter() - start
         finally:
             process.send_signal(signal.SIGINT)
             try:
