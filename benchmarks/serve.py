@@ -64,12 +64,11 @@ def main() -> None:
     samples: dict[bool, Samples] = {False: {}, True: {}}
     order = [False, True, True, False] * options.rounds
     for plugin in order[: options.servers or None]:
-        with server(options, plugin) as port:
+        with server(options, plugin) as (port, seconds):
+            samples[plugin].setdefault(("startup", "wall"), []).append(seconds * 1e3)
             measure(port, work, samples[plugin])
-        samples[plugin][("startup", "wall")].append(server_start.seconds * 1e3)
-        print(
-            {f"{case} {metric}": round(values[-1], 2) for (case, metric), values in samples[plugin].items()}, flush=True
-        )
+        last = {" ".join(figure): round(values[-1], 2) for figure, values in samples[plugin].items()}
+        print(f"plugin {plugin}: {last}", flush=True)
     results = Results("serve")
     for (case, metric), ours in samples[True].items():
         if samples[False].get((case, metric)):
