@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve MODEL [--rounds 2] [--spread 40] [--bursts 10] [--mixed 48] -- --max-model-len 16384 ...
 
-What follows `--` goes to `vllm serve`. Servers are started one after the other, stock, plugin, plugin, stock, ... ;
+What follows `--` goes to the server. Servers are started one after the other, stock, plugin, plugin, stock, ... ;
 requests are token ids over HTTP, so no tokenizer is needed. Needs an installed plugin (an entry point that vLLM sees).
 """
 
@@ -81,7 +81,15 @@ def main() -> None:
 def server(options: argparse.Namespace, plugin: bool) -> Iterator[tuple[int, float]]:
     """A running server: its port, and how many seconds it took to start."""
     port = options.port
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", options.model, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        options.model,
+        "--port",
+        str(port),
+    ]
     command += ["--skip-tokenizer-init", *options.serve]
     environment = {**os.environ, "MAMBA_OPS_VLLM": str(int(plugin))}
     with tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False) as log:
