@@ -90,7 +90,7 @@ def server(options: argparse.Namespace, plugin: bool) -> Iterator[tuple[int, flo
         "--port",
         str(port),
     ]
-    command += ["--skip-tokenizer-init", *options.serve]
+    command += ["--skip-tokenizer-init", "--enable-scale-out", *options.serve]
     environment = {**os.environ, "MAMBA_OPS_VLLM": str(int(plugin))}
     with tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False) as log:
         start = time.perf_counter()
