@@ -124,8 +124,8 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
                 raise RuntimeError("ReplaySSM is on")
             shape = layer_shape(self, projected.dtype, projected.device, not is_conv_state_dim_first())
             self._region = region_for(shape, bool(self.cache_config.enable_prefix_caching), self._options)
-            # What vLLM would tune here, for a minute, is not used.
-            self._ssd_kernels_warmed_up = True
+            # What vLLM would tune here, for a minute, is then used by no step.
+            self._ssd_kernels_warmed_up |= not self._region.row_bytes & self._region.misaligned
         except Exception as error:
             logger.warning("mamba_ops: vLLM's own code runs layer %s: %s", self.prefix, error)
             logger.debug("mamba_ops: how it failed", exc_info=True)

@@ -34,6 +34,8 @@ def layer_shape(layer: Any, dtype: torch.dtype, device: torch.device, channels_l
     length = stored[0] if channels_last else stored[1]
     if sorted(stored) != sorted((length, conv_dim)) or length < history:
         raise ValueError(f"a slot of the convolution's cache is {tuple(stored)}")
+    if device.type != "cpu" and stored[0] * stored[1] * conv_dtype.itemsize % _ALIGNMENT:
+        raise ValueError(f"the states behind a convolution's slot of {tuple(stored)} are not aligned")
     shape = LayerShape(
         nheads=layer.num_heads // layer.tp_size,
         headdim=layer.head_dim,

@@ -61,12 +61,13 @@ def _step_tensors(metadata: Any) -> StepTensors:
     if tiles:
         tile_sequence = tiles["batch_ptr"][: tiles["tot"]]
         tile_offset = tiles["token_chunk_offset_ptr"][: tiles["tot"]]
+    slots = metadata.state_indices_tensor_p
     return StepTensors(
         metadata.query_start_loc_p,
         metadata.cu_chunk_seqlen_p,
         metadata.last_chunk_indices_p,
         metadata.seq_idx_p,
-        metadata.state_indices_tensor_p,
+        slots if slots.dtype == torch.int32 else slots.to(torch.int32),
         metadata.has_initial_states_p,
         tile_sequence,
         tile_offset,

@@ -22,7 +22,11 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 def run(job: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(model=job["model"], skip_tokenizer_init=True, seed=0, disable_log_stats=False, **job["engine"])
     results = [run_schedule(llm, number, events, job) for number, events in enumerate(job["schedules"])]
-    layers = llm.apply_model(lambda model: [type(m).__name__ for m in model.modules() if isinstance(m, MambaMixer2)])[0]
+    layers: list[str] = []
+    if job["engine"].get("tensor_parallel_size", 1) == 1:  # otherwise they are in other processes
+        layers = llm.apply_model(
+            lambda model: [type(m).__name__ for m in model.modules() if isinstance(m, MambaMixer2)]
+        )[0]
     return {"schedules": results, "layers": layers, "preemptions": preemptions(llm), **plugin_state()}
 
 
