@@ -92,7 +92,7 @@ def test_every_layer_call_equals_vllms(run: Run) -> None:
     schedules = [at_once(lengths, max_tokens=2) for lengths in ((40,), (33, 1), (200, 20, 7), (3,) * 8)]
     checked = {"MAMBA_OPS_VLLM_VERIFY": "100000", "MAMBA_OPS_VLLM_VERIFY_TOLERANCE": "1e-3"}
     counters = run("granite", schedules, plugin=True, environment=checked)["counters"]
-    assert counters["verified"] > 10
+    assert counters["verified"] >= 10
     assert counters["mismatches"] == 0
     assert counters["regions"] == 1
 
