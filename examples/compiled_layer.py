@@ -57,7 +57,9 @@ def main() -> None:
     torch.testing.assert_close(continue_with(passed), continue_with(stock), rtol=0, atol=0)
     report = elimination.report()
     print(report)
-    assert report.eliminated == 1 or not report.graphs  # no graph: the finished code came from the compile cache
+    if report.graphs:  # none: the finished code came from the compile cache, and was not compiled again
+        assert report.eliminated == 1
+    print("The output and the caches are equal bit for bit.")
 
 
 if __name__ == "__main__":

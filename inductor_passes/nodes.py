@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
@@ -197,6 +198,10 @@ def scalar(node: object) -> float | None:
     if is_call(node, *CASTS):  # from a constant, so the value is that of the cast constant
         value = scalar(node.args[0])
         return None if value is None else float(torch.tensor(value).to(tensor(node).dtype).item())
+    if is_call(node, aten.lift_fresh_copy.default):  # a number that the user's program writes into a tensor
+        constant = getattr(node.graph.owning_module, str(input_of(node).target), None)
+        with unset_fake_temporarily():
+            return float(constant.item()) if type(constant) is Tensor and constant.numel() == 1 else None
     if is_call(node, aten.full.default, aten.full_like.default):
         return scalar(node.args[1])
     if is_call(node, aten.scalar_tensor.default):

@@ -91,7 +91,9 @@ def check_cache(name: str, cache: Tensor, dims: Mapping[str, int | None], device
 
 
 def check_chunk_size(chunk_size: int) -> None:
-    """Raise ValueError for a chunk size that the kernels do not take."""
+    """Raise ValueError for a chunk size that the kernels do not take, TypeError for what is no integer."""
+    if not isinstance(chunk_size, (int, torch.SymInt)):
+        raise TypeError(f"chunk_size: {chunk_size!r}; it must be an integer")
     # Membership also makes a size that torch.compile traces as a symbol a constant, which the kernels need.
     if chunk_size not in CHUNK_SIZES:
         raise ValueError(f"chunk_size: {chunk_size}; it must be a power of two, one of {_join(CHUNK_SIZES)}")

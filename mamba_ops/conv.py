@@ -1,9 +1,8 @@
 """The causal convolution before the SSD, over a ragged batch, continued from cached inputs.
 
 It is plain PyTorch, one expression a token and channel, so that Inductor fuses it: each tap is an indexed load and a
-`where`, with no loop over tokens or sequences and no tensor whose shape depends on data. The taps are summed
-in the same order wherever a sequence was cut, and the state is a copy of inputs, so that a prefill in pieces differs
-from one in a single piece by no more than the rounding of SiLU.
+`where`, with no loop over tokens or sequences and no tensor whose shape depends on data. The state is a copy of
+inputs, and the taps are summed in the same order wherever a sequence was cut.
 """
 
 import torch
@@ -88,12 +87,12 @@ def causal_conv_unchecked(
     total = x.new_zeros((), dtype=torch.float32) if bias is None else bias.float()
     for tap in range(width):
         lag = width - 1 - tap
-        value = x.float()
+        value = x
         if lag:
-            earlier = F.pad(x, (0, 0, lag, 0))[:ntokens].float()
-            cached = history[sequence, (position + tap).clamp(max=width - 2)].float()
+            earlier = F.pad(x, (0, 0, lag, 0))[:ntokens]
+            cached = history[sequence, (position + tap).clamp(max=width - 2)]
             value = torch.where((position >= lag)[:, None], earlier, cached)
-        total = total + value * weight[:, tap].float()
+        total = torch.addcmul(total, value.float(), weight[:, tap].float())
 
     # An empty sequence stands in for the first that is not, see _store.
     row = torch.where(live, torch.arange(live.shape[0], device=x.device), sequence[0])
@@ -107,7 +106,7 @@ def _store(x: Tensor, start: Tensor, length: Tensor, history: Tensor, conv_state
 
     Shapes may not depend on how many sequences are empty, so an empty one writes too: what the first one writes that
     is not empty, to the same slot. Where duplicates agree the order of the stores does not matter. If all sequences
-    are empty, each of them writes back what slot 0 held.
+    are empty, each of them writes back what slot 0 held (of a NaN, perhaps with other bits).
     """
     size = history.shape[1]
     index = torch.arange(size, device=x.device)

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mamba_ops.checks import check_cache, check_chunk_size, check_tensor
 from mamba_ops.conv import causal_conv_unchecked
-from mamba_ops.conv_checks import check_sequences
+from mamba_ops.layer_checks import check_call
 from mamba_ops.metadata import ChunkMetadata
 from mamba_ops.norm import gated_rms_norm
-from mamba_ops.ops.checked_slots import checked_slots
+from mamba_ops.ops.checked_offsets import checked_offsets
 from mamba_ops.ssd import ssd_chunk_scan
 from mamba_ops.value_checks import checks_enabled
 
@@ -83,6 +82,8 @@ class Mamba2Layer(nn.Module):
             raise ValueError(f"ngroups must divide nheads, got ngroups={ngroups}, nheads={nheads}")
         if conv_width < 2:
             raise ValueError(f"conv_width must be at least 2, got {conv_width}")
+        if not dt_limit[0] <= dt_limit[1]:
+            raise ValueError(f"dt_limit: {dt_limit}; the lower limit must not exceed the upper one")
         self.hidden_size, self.nheads, self.headdim, self.dstate, self.ngroups = (
             hidden_size,
             nheads,
@@ -176,19 +177,23 @@ class Mamba2Layer(nn.Module):
             ValueError, TypeError: an argument of the wrong shape, dtype or device, a slot out of range or written
                 twice; nothing has been written then.
         """
-        self._check(hidden_states, metadata, conv_state, state_cache, read_slots, has_initial_state, write_slots)
-        conv_reads, conv_writes = read_slots, write_slots
+        check_call(self, hidden_states, metadata, conv_state, state_cache, read_slots, has_initial_state, write_slots)
         if checks_enabled(conv_state.device):
-            # The scan checks its slots itself, but after the convolution has written.
-            conv_reads, conv_writes = checked_slots(
+            # The scan checks all this itself, but after the convolution has written.
+            cu_seqlens, cu_chunk_seqlens = checked_offsets(
                 metadata.cu_seqlens,
+                metadata.cu_chunk_seqlens,
+                metadata.last_chunk_indices,
+                metadata.seq_idx,
+                hidden_states.shape[0],
+                metadata.chunk_size,
+                conv_state.shape[0],
                 read_slots,
                 has_initial_state,
                 write_slots,
-                hidden_states.shape[0],
-                conv_state.shape[0],
                 crossed=self.snapshot,
             )
+            metadata = metadata._replace(cu_seqlens=cu_seqlens, cu_chunk_seqlens=cu_chunk_seqlens)
         projected = self.in_proj(hidden_states if self.in_multiplier == 1.0 else hidden_states * self.in_multiplier)
         if self.proj_scale is not None:
             projected = (projected * self.proj_scale).to(projected.dtype)
@@ -199,45 +204,15 @@ class Mamba2Layer(nn.Module):
             self.conv_bias,
             metadata.cu_seqlens,
             conv_state,
-            conv_reads,
+            read_slots,
             has_initial_state,
-            conv_writes,
+            write_slots,
         )
         y = self._scan(inputs, z, dt, metadata, state_cache, read_slots, has_initial_state, write_slots)
         if self.norm_weight is not None:
             y = gated_rms_norm(y, z, self.norm_weight, self.ngroups, self.norm_eps, self.norm_before_gate)
         out: Tensor = self.out_proj(y)
         return out
-
-    def _check(
-        self,
-        hidden_states: Tensor,
-        metadata: ChunkMetadata,
-        conv_state: Tensor,
-        state_cache: Tensor,
-        read_slots: Tensor,
-        has_initial_state: Tensor | None,
-        write_slots: Tensor,
-    ) -> None:
-        """What the stages check themselves, but only after the first of them has written."""
-        weight = self.in_proj.weight
-        tokens = {"ntokens": None, "hidden_size": self.hidden_size}
-        check_tensor("hidden_states", hidden_states, tokens, (weight.dtype,), weight.device)
-        check_chunk_size(metadata.chunk_size)
-        check_sequences(
-            metadata.cu_seqlens,
-            conv_state,
-            read_slots,
-            has_initial_state,
-            write_slots,
-            self.conv_dim,
-            self.conv_width,
-            weight.device,
-        )
-        row = {"nheads": self.nheads, "headdim": self.headdim, "dstate": self.dstate}
-        check_cache("state_cache", state_cache, row, weight.device)
-        if state_cache.shape[0] != conv_state.shape[0]:
-            raise ValueError(f"state_cache: {state_cache.shape[0]} slots; conv_state has {conv_state.shape[0]}")
 
     def _scan(
         self,

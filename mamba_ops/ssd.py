@@ -102,11 +102,13 @@ def ssd_chunk_scan(
     check_inputs(x, dt, A, B, C, metadata, D, z, dt_bias, dt_limit, out)
     check_states(x, B, metadata, initial_states, state_cache, read_slots, has_initial_state, write_slots, state_dtype)
     cu_chunk_seqlens, last_chunk_indices = metadata.cu_chunk_seqlens, metadata.last_chunk_indices
-    if x.device.type != "cpu" and checks_enabled(x.device):
+    if checks_enabled(x.device):
         num_slots = 0 if state_cache is None else state_cache.shape[0]
-        cu_chunk_seqlens = checked_offsets(
+        _, cu_chunk_seqlens = checked_offsets(
+            metadata.cu_seqlens,
             cu_chunk_seqlens,
             last_chunk_indices,
+            metadata.seq_idx,
             x.shape[0],
             metadata.chunk_size,
             num_slots,
@@ -115,7 +117,8 @@ def ssd_chunk_scan(
             write_slots,
         )
 
-    dt_min, dt_max = (None if math.isinf(limit) else limit for limit in dt_limit)
+    # A test by isinf would break the graph where torch.compile traces the limits as symbols.
+    dt_min, dt_max = (None if limit in (math.inf, -math.inf) else limit for limit in dt_limit)
     dA_cumsum, dt_out = chunk_cumsum(dt, A, cu_chunk_seqlens, metadata.chunk_size, dt_bias, dt_softplus, dt_min, dt_max)
     states = chunk_state(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)
     final_states = None

@@ -48,7 +48,7 @@ def check_inputs(
     ngroups, dstate = B.shape[1:]
     check_groups(nheads, ngroups)
     check_tokens("C", C, {"ntokens": ntokens, "ngroups": ngroups, "dstate": dstate}, (x.dtype,), device)
-    _check_metadata(metadata, device)
+    check_metadata(metadata, device)
     if dt_bias is not None:
         check_tensor("dt_bias", dt_bias, {"nheads": nheads}, FLOATS, device)
     if not dt_limit[0] <= dt_limit[1]:
@@ -103,7 +103,9 @@ def _check_combination(
         raise ValueError("has_initial_state: given without read_slots; it says which of them are read")
 
 
-def _check_metadata(metadata: ChunkMetadata, device: torch.device) -> None:
+def check_metadata(metadata: ChunkMetadata, device: torch.device) -> None:
+    """Check the tensors of the metadata."""
+    check_tensor("metadata.cu_seqlens", metadata.cu_seqlens, {"nseqs + 1": None}, SLOT_DTYPES, device)
     for name, tensor, size in (
         ("metadata.cu_chunk_seqlens", metadata.cu_chunk_seqlens, "nchunks + 1"),
         ("metadata.last_chunk_indices", metadata.last_chunk_indices, "nseqs"),
@@ -115,5 +117,10 @@ def _check_metadata(metadata: ChunkMetadata, device: torch.device) -> None:
         raise ValueError(
             f"metadata.cu_chunk_seqlens: shape {tuple(metadata.cu_chunk_seqlens.shape)}; expected one offset more than "
             f"the {metadata.seq_idx.shape[0]} chunks of metadata.seq_idx"
+        )
+    if metadata.cu_seqlens.shape[0] != metadata.last_chunk_indices.shape[0] + 1:
+        raise ValueError(
+            f"metadata.cu_seqlens: shape {tuple(metadata.cu_seqlens.shape)}; expected one offset more than the "
+            f"{metadata.last_chunk_indices.shape[0]} sequences of metadata.last_chunk_indices"
         )
     check_chunk_size(metadata.chunk_size)

@@ -1,8 +1,9 @@
 """Checks that must look at values: offsets that grow, slots that exist, slots that are written once.
 
 On a CPU the ops always make them, before they write anything. On a GPU looking at a value means waiting for the
-device, so there they are off unless the environment variable MAMBA_OPS_CHECKS is 1 when an op runs (or, under
-`torch.compile`, when the graph is compiled).
+device, so there they are off, unless the environment variable MAMBA_OPS_CHECKS is 1: then `ssd_chunk_scan` makes them,
+eager or compiled. The variable is read at each eager call, and once when a graph is compiled. Ops that are called
+directly on a GPU make none, and neither does a CUDA graph, captured or replayed.
 """
 
 import os
@@ -55,19 +56,43 @@ def check_last_chunks(last_chunk_indices: Tensor, nchunks: int) -> None:
     _refuse_first("last_chunk_indices: decreases to {} at sequence {}", last.diff() < 0, last[1:], 1)
 
 
+def check_ownership(cu_seqlens: Tensor, cu_chunk_seqlens: Tensor, last_chunk_indices: Tensor, seq_idx: Tensor) -> None:
+    """Raise ValueError unless each sequence is exactly its chunks, and each chunk with tokens is of one sequence."""
+    ends, chunk_ends = cu_seqlens.cpu(), cu_chunk_seqlens.cpu()
+    last = last_chunk_indices.cpu().long()
+    if ends[0] != 0:
+        raise ValueError(f"cu_seqlens: starts at {int(ends[0])}; it must start at 0")
+    _refuse_first(
+        "cu_seqlens: {} at the end of sequence {}, whose last chunk ends elsewhere; the two must agree",
+        ends[1:] != chunk_ends[last + 1],
+        ends[1:],
+    )
+    nchunks = int((chunk_ends.diff() > 0).sum())
+    owned = int(last[-1]) + 1 if len(last) else 0
+    if owned != nchunks:
+        raise ValueError(f"last_chunk_indices: sequences have {owned} chunks in all; there are {nchunks} with tokens")
+    owners = torch.arange(len(last)).repeat_interleave(last.diff(prepend=last.new_full((1,), -1)))
+    named = seq_idx.cpu()[:nchunks]
+    _refuse_first("seq_idx: {} for chunk {}, which belongs to another sequence", named != owners, named)
+
+
 def check_batch(
+    cu_seqlens: Tensor,
     cu_chunk_seqlens: Tensor,
     last_chunk_indices: Tensor,
+    seq_idx: Tensor,
     ntokens: int,
     chunk_size: int,
     num_slots: int,
     read_slots: Tensor | None,
     has_initial_state: Tensor | None,
     write_slots: Tensor | None,
+    crossed: bool,
 ) -> None:
     """Every check of one prefill at once; arguments as for `mamba_ops.ops.checked_offsets`."""
     check_chunk_offsets(cu_chunk_seqlens, ntokens, chunk_size)
-    check_last_chunks(last_chunk_indices, int((cu_chunk_seqlens.diff() > 0).sum()))
+    check_last_chunks(last_chunk_indices, cu_chunk_seqlens.shape[0] - 1)
+    check_ownership(cu_seqlens, cu_chunk_seqlens, last_chunk_indices, seq_idx)
     if write_slots is None:
         return
     written = torch.diff(last_chunk_indices, prepend=last_chunk_indices.new_full((1,), -1)) > 0
@@ -75,7 +100,8 @@ def check_batch(
     if read_slots is not None:
         read = written if has_initial_state is None else written & has_initial_state
         check_slots("read_slots", read_slots, num_slots, read)
-        check_uncrossed_slots(read_slots, read, write_slots, written, num_slots)
+        if not crossed:
+            check_uncrossed_slots(read_slots, read, write_slots, written, num_slots)
 
 
 def check_slots(name: str, slots: Tensor, num_slots: int, used: Tensor) -> None:

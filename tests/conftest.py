@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 import torch._functorch.config
@@ -16,6 +17,10 @@ FORBIDDEN = re.compile(
     r"|recompile_limit|cache_size_limit",
     re.IGNORECASE,
 )
+
+# On a busy machine one example may take long; how long says nothing about the code.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 
 class Collector(logging.Handler):

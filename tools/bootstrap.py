@@ -23,8 +23,8 @@ from pathlib import Path
 from environment import ROOT, Environment, check_compiler, check_python, fingerprint, run
 
 TORCH = "2.13.0"
-# PyTorch for a GPU brings its own Triton. Elsewhere the tests run the kernels in Triton's interpreter, and that of 3.9
-# turns the `&` of a mask and a boolean scalar into an integer, which it then refuses as a mask.
+# PyTorch for a GPU brings its own Triton. Beside the CPU build the tests run the kernels in Triton's interpreter, and
+# that of 3.9 turns the `&` of a mask and a boolean scalar into an integer, which it then refuses as a mask.
 TRITON = "triton==3.8.*"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -45,7 +45,7 @@ def main(extras: Sequence[str]) -> None:
     if environment.version_of("torch") is None:
         install_torch(environment, chosen)
     constraints = environment.folder / "constraints.txt"
-    constraints.write_text(f"torch=={environment.version_of('torch')}\n{'' if identity == 'GPU' else TRITON}\n")
+    constraints.write_text(f"torch=={environment.version_of('torch')}\n{TRITON if identity == 'CPU' else ''}\n")
     named = ",".join(sorted(wanted - {"project"}))
     project = f"{ROOT}[{named}]" if named else str(ROOT)
     environment.pip_install(f"the project ({named or 'no extras'})", "-c", str(constraints), "-e", project)

@@ -10,6 +10,7 @@ from torch import Tensor
 from mamba_ops.value_checks import (
     check_indexed_slots,
     check_last_chunks,
+    check_slots,
     check_uncrossed_slots,
     check_write_slots,
     resolve_slots,
@@ -98,8 +99,12 @@ def state_passing_indexed(
         written = torch.ones_like(written)
     read = written if has_initial_state is None else written & has_initial_state
     num_slots = state_cache.shape[0]
-    check_indexed_slots(read_slots, read, write_slots, written, num_slots)
-    check_uncrossed_slots(read_slots, read, write_slots, written, num_slots)
+    if write_empty:  # as `state_cache[write_slots] = final` does, which lets padding rows share a slot
+        check_slots("read_slots", read_slots, num_slots, read)
+        check_slots("write_slots", write_slots, num_slots, written)
+    else:
+        check_indexed_slots(read_slots, read, write_slots, written, num_slots)
+        check_uncrossed_slots(read_slots, read, write_slots, written, num_slots)
 
     state = states.new_zeros((last_chunk_indices.shape[0], *states.shape[1:]))
     state[read] = state_cache[resolve_slots(read_slots[read], num_slots)].float()

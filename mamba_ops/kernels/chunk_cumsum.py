@@ -6,8 +6,8 @@ Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; listing 1 (`segsu
 import triton
 import triton.language as tl
 
-BLOCK_HEADS = 2
-NUM_WARPS = 4
+BLOCK_HEADS = 4
+NUM_WARPS = 8
 
 
 @triton.jit

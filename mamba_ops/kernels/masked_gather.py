@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from mamba_ops.kernels.slots import load_slot
-
 BLOCK_SIZE = 2048
 NUM_WARPS = 4
 
@@ -35,6 +33,7 @@ def masked_gather_kernel(
     is_read = in_row
     if HAS_MASK:
         is_read = in_row & (tl.load(has_ptr + pid_b * stride_has) != 0)
-    slot = load_slot(slots_ptr, stride_slots, pid_b, num_slots)
+    slot = tl.load(slots_ptr + pid_b * stride_slots).to(tl.int64)
+    slot = tl.where(slot < 0, slot + num_slots, slot)  # counted from the end, as in torch indexing
     values = tl.load(cache_ptr + slot * stride_cache + offs, mask=is_read, other=0.0)
     tl.store(rows_ptr + pid_b * row_size + offs, values, mask=in_row)

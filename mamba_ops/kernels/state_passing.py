@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from mamba_ops.kernels.math import fast_exp
-from mamba_ops.kernels.slots import load_slot
 
 BLOCK_SIZE = 512
 NUM_WARPS = 2
@@ -56,6 +55,18 @@ def state_passing_kernel(
     pid_b = tl.program_id(2).to(tl.int64)
     first_chunk = tl.load(last_chunk_indices_ptr + pid_b - 1, mask=pid_b > 0, other=-1) + 1
     end_chunk = tl.load(last_chunk_indices_ptr + pid_b) + 1
+    # All that addresses depend on is asked for at once. A negative slot counts from the end, as in torch indexing.
+    # (Not in a function of its own: PyTorch would take its arguments for mutated, as the result addresses a store.)
+    read_row = pid_b
+    if READ_FROM_SLOTS:
+        slot = tl.load(read_slots_ptr + pid_b * stride_read_slots).to(tl.int64)
+        read_row = tl.where(slot < 0, slot + num_slots, slot)
+    write_row = pid_b
+    if WRITE_TO_SLOTS:
+        slot = tl.load(write_slots_ptr + pid_b * stride_write_slots).to(tl.int64)
+        write_row = tl.where(slot < 0, slot + num_slots, slot)
+    if HAS_MASK:
+        has_initial = tl.load(has_initial_ptr + pid_b * stride_has_initial) != 0
     if not WRITE_EMPTY:
         if first_chunk >= end_chunk:  # a padded sequence
             return
@@ -76,14 +87,11 @@ def state_passing_kernel(
 
     state = tl.zeros((BLOCK_SIZE,), dtype=tl.float32)
     if HAS_INITIAL:
-        row = pid_b
-        if READ_FROM_SLOTS:
-            row = load_slot(read_slots_ptr, stride_read_slots, pid_b, num_slots)
         # A masked load, never a product with the mask: a stale slot may hold NaN.
         is_read = in_row
         if HAS_MASK:
-            is_read = in_row & (tl.load(has_initial_ptr + pid_b * stride_has_initial) != 0)
-        state = tl.load(initial_ptr + row * stride_initial + offs_row, mask=is_read, other=0.0).to(tl.float32)
+            is_read = in_row & has_initial
+        state = tl.load(initial_ptr + read_row * stride_initial + offs_row, mask=is_read, other=0.0).to(tl.float32)
 
     for chunk in range(first_chunk, end_chunk):
         states_ptrs += nheads * dim
@@ -95,7 +103,4 @@ def state_passing_kernel(
         state = fast_exp(dA_end) * state + added
         added, dA_end = next_added, next_dA_end
 
-    row = pid_b
-    if WRITE_TO_SLOTS:
-        row = load_slot(write_slots_ptr, stride_write_slots, pid_b, num_slots)
-    tl.store(final_ptr + row * stride_final + offs_row, state.to(final_ptr.dtype.element_ty), mask=in_row)
+    tl.store(final_ptr + write_row * stride_final + offs_row, state.to(final_ptr.dtype.element_ty), mask=in_row)

@@ -104,7 +104,8 @@ def state_passing_indexed(
         has_initial_state: (nseqs,) bool, any stride; a sequence without one starts from zeros and its slot is not
             read. None means that all have one.
         write_slots: (nseqs,) int32 or int64, any stride, no slot twice.
-        write_empty: whether a sequence without chunks writes its initial state too.
+        write_empty: whether a sequence without chunks writes its initial state too, as `state_cache[write_slots] =
+            final_states` would. Slots may then repeat, as they may there; which writer wins is not defined on a GPU.
 
     Returns:
         entering, (nchunks, nheads, headdim, dstate), dtype of the cache.

@@ -31,9 +31,20 @@ def test_clean(tool: str) -> None:
         pytest.skip("compute-sanitizer is not installed")
     # Each tensor gets an allocation of its own, so that memcheck sees where it ends.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", SMALL_SET]
+    command = [
+        sanitizer,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "9",
+        "--report-api-errors",
+        "no",
+        sys.executable,
+        "-c",
+        SMALL_SET,
+    ]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if "not supported" in result.stdout:
         pytest.skip("compute-sanitizer does not support this machine")
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert result.returncode == 0, result.stdout[:4000] + result.stderr[-2000:]
     assert "done" in result.stdout

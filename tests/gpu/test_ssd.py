@@ -29,8 +29,8 @@ pytestmark = pytest.mark.gpu
 
 ODD = Shape(nheads=6, headdim=80, dstate=96, ngroups=2, chunk_size=64)
 SHARDS = [shape.shard(8) for shape in FAMILIES.values()]
-# One rounding of a product's factors; FP32 products run as TF32 on a GPU, here as in every other implementation.
-EPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-11}
+# One rounding of a product's factors; FP32 products run as TF32, which cuts, on a GPU, as in other implementations.
+EPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-10}
 
 
 @pytest.mark.fault(2)

@@ -16,6 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import run_and_get_code
 
 from inductor_passes import Report, SnapshotElimination
+from inductor_passes.opened_ops import op_name
 from tests.inductor_passes.programs import Inputs, Program
 
 
@@ -26,15 +27,10 @@ class KeepGraph(CustomGraphPass):
         self.ops: list[str] = []
 
     def __call__(self, graph: fx.Graph) -> None:
-        self.ops = [_op(node) for node in graph.nodes if node.op == "call_function"]
+        self.ops = [op_name(node) for node in graph.nodes if node.op == "call_function"]
 
     def uuid(self) -> None:
         """Nothing identifies it, so that no cache may answer instead."""
-
-
-def _op(node: fx.Node) -> str:
-    functionalized = "auto_functionalized" in str(node.target)
-    return str(node.args[0] if functionalized else node.target)
 
 
 @dataclasses.dataclass
@@ -52,13 +48,19 @@ class Compiled:
         return any(op in name for name in self.after)
 
 
-def compile_with_pass(program: Program, inputs: Inputs, *, dynamic: bool = False, mode: str | None = None) -> Compiled:
+def compile_with_pass(
+    program: Program,
+    inputs: Inputs,
+    *,
+    dynamic: bool = False,
+    mode: str | None = None,
+    run: Callable[..., tuple[Any, list[str]]] = run_and_get_code,
+) -> Compiled:
     """Compile by Inductor with the pass, and run on these inputs, which are changed as the program says."""
     before, elimination, after = KeepGraph(), SnapshotElimination(), KeepGraph()
     options = dict(torch._inductor.list_mode_options(mode)) if mode else {}
     options["post_grad_custom_post_pass"] = [before, elimination, after]
-    compiled = torch.compile(program, fullgraph=True, dynamic=dynamic, options=options)
-    output, codes = run_and_get_code(compiled, *inputs.args())
+    output, codes = run(torch.compile(program, fullgraph=True, dynamic=dynamic, options=options), *inputs.args())
     assert len(codes) == 1
     return Compiled(output, before.ops, after.ops, codes[0], elimination.report())
 

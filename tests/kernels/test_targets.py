@@ -30,13 +30,14 @@ SHAPES = {
     "odd": (6, 80, 96, 2, 128),
     "small": (2, 16, 16, 1, 16),
 }
+# Each kernel and the arguments that it writes.
 KERNELS = {
-    "chunk_cumsum_kernel",
-    "chunk_state_kernel",
-    "state_passing_kernel",
-    "bmm_chunk_kernel",
-    "chunk_scan_kernel",
-    "masked_gather_kernel",
+    "chunk_cumsum_kernel": {"dt_out_ptr", "dA_cumsum_ptr"},
+    "chunk_state_kernel": {"states_ptr"},
+    "state_passing_kernel": {"entering_ptr", "final_ptr"},
+    "bmm_chunk_kernel": {"cb_ptr"},
+    "chunk_scan_kernel": {"out_ptr"},
+    "masked_gather_kernel": {"rows_ptr"},
 }
 
 
@@ -44,8 +45,8 @@ class _CapturedError(Exception):
     """Raised in place of running the graph, which nothing here could."""
 
 
-def _launches(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype) -> list[tuple[Any, dict[str, Any]]]:
-    """Kernels and arguments of all ops, read off the graph that torch.compile makes of them."""
+def _launch_nodes(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype) -> list[torch.fx.Node]:
+    """The launches of all ops in the graph that torch.compile makes of them."""
     nheads, headdim, dstate, ngroups, chunk_size = shape
 
     def all_ops(
@@ -82,20 +83,25 @@ def _launches(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dty
             tensor(3, dtype=torch.bool),
             tensor(7, nheads, headdim, dstate, dtype=state_dtype),
         )
-    found = []
-    for node in graphs[0].graph.find_nodes(op="call_function", target=triton_kernel_wrapper_functional):
-        arguments = {
-            name: triton.runtime.jit.MockTensor(value.meta["val"].dtype) if isinstance(value, torch.fx.Node) else value
-            for name, value in node.kwargs["kwargs"].items()
-        }
-        arguments.update(kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"]))
-        found.append((kernel_side_table.get_kernel(node.kwargs["kernel_idx"]), arguments))
-    return found
+    return graphs[0].graph.find_nodes(op="call_function", target=triton_kernel_wrapper_functional)
 
 
-def _function(kernel: Any) -> Any:
-    """The jit function behind what torch stores, which may wrap it in one fixed configuration."""
-    return kernel if isinstance(kernel, triton.runtime.jit.JITFunction) else kernel.fn
+def _kernel(node: torch.fx.Node) -> Any:
+    return kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+
+
+def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """Arguments of a launch by name, with the dtype of each tensor in its place."""
+    arguments = {
+        name: triton.runtime.jit.MockTensor(value.meta["val"].dtype) if isinstance(value, torch.fx.Node) else value
+        for name, value in node.kwargs["kwargs"].items()
+    }
+    return arguments | kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
+
+
+def _name(node: torch.fx.Node) -> str:
+    kernel = _kernel(node)  # PyTorch may wrap the jit function in one fixed configuration
+    return str((kernel if isinstance(kernel, triton.runtime.jit.JITFunction) else kernel.fn).fn.__name__)
 
 
 @pytest.fixture(autouse=True)
@@ -111,12 +117,12 @@ CASES += [(name, BF16, FP32) for name in SHAPES if name != "granite"]
 @pytest.mark.fault(21)
 @pytest.mark.parametrize(("name", "dtype", "state_dtype"), CASES, ids=str)
 def test_compiles_for_every_target(name: str, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-    launches = _launches(SHAPES[name], dtype, state_dtype)
-    assert {_function(kernel).fn.__name__ for kernel, _ in launches} == KERNELS
+    launches = _launch_nodes(SHAPES[name], dtype, state_dtype)
+    assert {_name(node) for node in launches} == set(KERNELS)
     for target_name, target in TARGETS.items():
         with compile_only(target):
-            for kernel, arguments in launches:
-                compiled = kernel.warmup(grid=(1,), **arguments)
+            for node in launches:
+                compiled = _kernel(node).warmup(grid=(1,), **_arguments(node))
                 compiled = compiled[0] if isinstance(compiled, list) else compiled
                 binary = "hsaco" if target.backend == "hip" else "cubin"
                 assert len(compiled.asm[binary]) > 0
@@ -127,5 +133,13 @@ def test_compiles_for_every_target(name: str, dtype: torch.dtype, state_dtype: t
 @pytest.mark.fault(12)
 def test_no_kernel_is_autotuned() -> None:
     """Fault rows 1 and 12: a kernel with several configurations would run trials, and those would advance the cache."""
-    for kernel, _ in _launches(SHAPES["granite"], torch.bfloat16, torch.bfloat16):
-        assert len(getattr(kernel, "configs", [None])) == 1
+    for node in _launch_nodes(SHAPES["granite"], BF16, BF16):
+        assert len(getattr(_kernel(node), "configs", [None])) == 1
+
+
+@pytest.mark.fault(17)
+@pytest.mark.fault(18)
+def test_exactly_what_a_kernel_writes_counts_as_mutated() -> None:
+    """Fault rows 17 and 18: PyTorch clones what it takes for mutated, and gives up CUDA graphs where it is an input."""
+    for node in _launch_nodes(SHAPES["granite"], BF16, BF16):
+        assert set(node.kwargs["tensors_to_clone"]) == KERNELS[_name(node)], node.format_node()

@@ -27,7 +27,7 @@ def make_state(layer: Mamba2Layer, live: list[int], state_dtype: torch.dtype | N
     for cache in state:
         whole = torch.as_strided(cache, (cache.untyped_storage().nbytes() // cache.itemsize,), (1,))
         whole.fill_(torch.nan)
-        cache[live] = torch.randn(len(live), *cache.shape[1:]).to(cache.dtype)
+        cache[live] = torch.randn(len(live), *cache.shape[1:]).to(cache)
     return state
 
 
@@ -144,7 +144,7 @@ def test_padding_tokens_and_sequences_leave_the_rest_alone() -> None:
 BAD_ARGUMENTS = {
     "hidden_states dtype": ("hidden_states", lambda good: good.double(), TypeError),
     "hidden_states width": ("hidden_states", lambda good: good[:, 1:], ValueError),
-    "hidden_states short": ("cu_seqlens", lambda good: good, ValueError),
+    "hidden_states short": ("cu_chunk_seqlens", lambda good: good, ValueError),
     "chunk_size": ("metadata", lambda good: good._replace(chunk_size=50), ValueError),
     "conv_state": ("conv_state", lambda good: good[:, :, :2], ValueError),
     "state_cache": ("state_cache", lambda good: good.transpose(2, 3), ValueError),
@@ -158,6 +158,74 @@ BAD_ARGUMENTS = {
 }
 
 
+# Sequences of 5 and 20 tokens in chunks of 16: offsets 0, 5, 21, 25.
+BAD_METADATA = {
+    "last chunk missing": {"last_chunk_indices": [0, 9]},
+    "last chunk decreases": {"last_chunk_indices": [2, 0]},
+    "a chunk without owner": {"last_chunk_indices": [0, 1]},
+    "a chunk of the next sequence": {"last_chunk_indices": [1, 2]},
+    "tokens without a chunk": {"cu_chunk_seqlens": [0, 5, 21, 24]},
+    "a chunk too long": {"cu_chunk_seqlens": [0, 5, 5, 25]},
+    "beyond the tokens": {"cu_chunk_seqlens": [0, 5, 21, 30]},
+    "sequences cut elsewhere": {"cu_seqlens": [0, 9, 25]},
+    "another chunk size": {"chunk_size": 8},
+    "one sequence more": {"last_chunk_indices": [0, 2, 2]},
+    "the wrong owner": {"seq_idx": [0, 0, 1]},
+    "one owner more": {"seq_idx": [0, 1, 1, 1]},
+}
+
+
+def as_metadata(good: ChunkMetadata, changes: dict[str, Any]) -> ChunkMetadata:
+    tensors = {name: torch.tensor(v, dtype=torch.int32) if name != "chunk_size" else v for name, v in changes.items()}
+    return good._replace(**tensors)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_metadata_that_does_not_fit_is_an_error_before_anything_is_written(snapshot: bool, compiled: bool) -> None:
+    layer = make_layer(snapshot=snapshot)
+    hidden_states, good = batch([5, 20], torch.float32)
+    slots = torch.tensor([4, 10])
+    state = make_state(layer, slots.tolist())
+    before = storage_bytes(state)
+    forward = torch.compile(layer, fullgraph=True) if compiled else layer
+    cases = [as_metadata(good, changes) for changes in BAD_METADATA.values()]
+    cases += [good._replace(cu_chunk_seqlens=good.cu_chunk_seqlens.long())]
+    for metadata in cases if not compiled else cases[:8]:
+        with pytest.raises((ValueError, TypeError)):
+            forward(hidden_states, metadata, *state, slots, None, slots)
+        assert torch.equal(storage_bytes(state), before), metadata
+    forward(hidden_states, good, *state, slots, None, slots)
+
+
+BAD_WEIGHTS = {
+    "D": lambda layer: layer.D.data.double(),
+    "dt_bias": lambda layer: layer.dt_bias.data[:1],
+    "conv_weight": lambda layer: layer.conv_weight.data.bfloat16(),
+    "norm_weight": lambda layer: layer.norm_weight.data[:3],
+    "out_proj.weight": lambda layer: layer.out_proj.weight.data.half(),
+}
+
+
+@pytest.mark.parametrize("name", BAD_WEIGHTS)
+def test_weights_that_do_not_fit_are_an_error_before_anything_is_written(name: str) -> None:
+    layer = make_layer()
+    hidden_states, metadata = batch([5, 20], torch.float32)
+    slots = torch.tensor([4, 10])
+    state = make_state(layer, slots.tolist())
+    before = storage_bytes(state)
+    layer.get_parameter(name).data = BAD_WEIGHTS[name](layer)
+    with pytest.raises((ValueError, TypeError), match=name):
+        layer(hidden_states, metadata, *state, slots, None, slots)
+    assert torch.equal(storage_bytes(state), before)
+
+
+@pytest.mark.parametrize("limit", [(1.0, 0.5), (float("nan"), 1.0)])
+def test_limits_of_dt_must_be_a_range(limit: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="dt_limit"):
+        make_layer(dt_limit=limit)
+
+
 @pytest.mark.parametrize("case", BAD_ARGUMENTS)
 def test_bad_input_is_an_error_before_anything_is_written(case: str) -> None:
     name, spoil, error = BAD_ARGUMENTS[case]
@@ -168,7 +236,7 @@ def test_bad_input_is_an_error_before_anything_is_written(case: str) -> None:
     before = clone(state)
     arguments: dict[str, Any] = {"hidden_states": hidden_states, "metadata": metadata, **state._asdict()}
     arguments |= {"read_slots": slots, "has_initial_state": torch.tensor([True, True]), "write_slots": slots}
-    if name == "cu_seqlens":
+    if name == "cu_chunk_seqlens":
         arguments["hidden_states"] = hidden_states[:-1]
     else:
         arguments[name] = spoil(arguments[name])

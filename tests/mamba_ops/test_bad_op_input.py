@@ -1,0 +1,142 @@
+"""Each op refuses bad arguments by itself, for those who call it without `ssd_chunk_scan`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mamba_ops import ops
+from tests.mamba_ops.batches import SMALL, assert_same, make_batch, make_cache
+
+FIXES_THE_DEVICE = {
+    "chunk_cumsum": "dt",
+    "chunk_state": "x",
+    "bmm_chunk": "C",
+    "state_passing": "states",
+    "state_passing_update": "states",
+    "state_passing_indexed": "states",
+    "chunk_scan": "x",
+    "masked_gather": "state_cache",
+}
+
+
+def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """A good call of every op."""
+    batch = make_batch([40, 30])
+    x, dt, A, B, C = (batch.inputs[name] for name in ("x", "dt", "A", "B", "C"))
+    cu, last = batch.metadata.cu_chunk_seqlens, batch.metadata.last_chunk_indices
+    steps = torch.zeros(3, 4, 32)
+    states = torch.zeros(3, *SMALL.row)
+    slots = torch.tensor([1, 2])
+    cache = make_cache(4).view
+    common = {"states": states, "dA_cumsum": steps, "last_chunk_indices": last}
+    return {
+        "chunk_cumsum": (ops.chunk_cumsum, {"dt": dt, "A": A, "cu_chunk_seqlens": cu, "chunk_size": 32}),
+        "chunk_state": (ops.chunk_state, {"B": B, "x": x, "dt_out": steps, "dA_cumsum": steps, "cu_chunk_seqlens": cu}),
+        "bmm_chunk": (ops.bmm_chunk, {"C": C, "B": B, "cu_chunk_seqlens": cu, "chunk_size": 32}),
+        "state_passing": (
+            ops.state_passing,
+            {**common, "initial_states": torch.zeros(2, *SMALL.row), "state_dtype": torch.float32},
+        ),
+        "state_passing_update": (
+            ops.state_passing_update,
+            {**common, "initial_states": torch.zeros(2, *SMALL.row), "state_cache": cache, "write_slots": slots},
+        ),
+        "state_passing_indexed": (
+            ops.state_passing_indexed,
+            {
+                **common,
+                "state_cache": cache,
+                "read_slots": slots,
+                "has_initial_state": slots > 1,
+                "write_slots": slots,
+            },
+        ),
+        "chunk_scan": (
+            ops.chunk_scan,
+            {
+                "cb": torch.zeros(3, 2, 32, 32),
+                "x": x,
+                "dt_out": steps,
+                "dA_cumsum": steps,
+                "C": C,
+                "entering": states,
+                "cu_chunk_seqlens": cu,
+                "out": torch.zeros(70, 4, 16),
+                "D": torch.zeros(4),
+                "z": x,
+            },
+        ),
+        "masked_gather": (ops.masked_gather, {"state_cache": cache, "slots": slots, "has_initial_state": slots > 1}),
+    }
+
+
+@pytest.mark.parametrize("op", op_calls())
+def test_each_op_names_the_tensor_that_is_wrong(op: str) -> None:
+    run, good = op_calls()[op]
+    run(**good)
+    tensors = {name: value for name, value in good.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        bad = [(TypeError, tensor.to(torch.complex64)), (ValueError, tensor[None])]
+        if name != FIXES_THE_DEVICE[op]:
+            bad.append((ValueError, tensor.to("meta")))
+        if op == "masked_gather" and name == "state_cache":  # any dtype and any number of dimensions will do
+            bad = [(ValueError, torch.zeros(4, 4, 16, 32)[..., ::2])]
+        for error, value in bad:
+            with pytest.raises(error, match=f"^{name}: "):
+                run(**{**good, name: value})
+
+
+@pytest.mark.parametrize("op", ["chunk_cumsum", "chunk_state", "bmm_chunk", "chunk_scan"])
+def test_chunk_offsets_that_do_not_fit_the_tokens(op: str) -> None:
+    run, good = op_calls()[op]
+    for values, message in (([0, 32, 40, 80], "40 tokens in chunk 2"), ([0, 32, 64, 71], "there are 70 tokens")):
+        with pytest.raises(ValueError, match=f"^cu_chunk_seqlens: .*{message}"):
+            run(**{**good, "cu_chunk_seqlens": torch.tensor(values, dtype=torch.int32)})
+
+
+@pytest.mark.parametrize("op", ["state_passing", "state_passing_update", "state_passing_indexed"])
+def test_last_chunks_that_do_not_exist(op: str) -> None:
+    run, good = op_calls()[op]
+    before = good.get("state_cache", torch.zeros(1)).clone()
+    with pytest.raises(ValueError, match=r"^last_chunk_indices: 3 for sequence 1; there are 3 chunks"):
+        run(**{**good, "last_chunk_indices": torch.tensor([1, 3], dtype=torch.int32)})
+    assert_same(good.get("state_cache", torch.zeros(1)), before)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("state_passing_update", "write_slots"),
+        ("state_passing_indexed", "write_slots"),
+        ("state_passing_indexed", "read_slots"),
+        ("masked_gather", "slots"),
+    ],
+)
+@pytest.mark.parametrize("slot", [4, -5, 2**31 - 1])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_out_of_range(op: str, name: str, slot: int, dtype: torch.dtype) -> None:
+    run, good = op_calls()[op]
+    before = good["state_cache"].clone()
+    with pytest.raises(ValueError, match=f"^{name}: slot {slot} of sequence 1; the cache has slots -4 to 3"):
+        run(**{**good, name: torch.tensor([1, slot], dtype=dtype)})
+    assert_same(good["state_cache"], before)
+
+
+@pytest.mark.parametrize("op", ["state_passing_update", "state_passing_indexed"])
+def test_slots_written_twice(op: str) -> None:
+    run, good = op_calls()[op]
+    before = good["state_cache"].clone()
+    with pytest.raises(ValueError, match=r"^write_slots: slot 1 is written by more than one sequence"):
+        run(**{**good, "write_slots": torch.tensor([1, -3])})
+    assert_same(good["state_cache"], before)
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("chunk_size", [50, 8, 512])
+@pytest.mark.parametrize("op", ["chunk_cumsum", "bmm_chunk"])
+def test_a_chunk_size_that_kernels_do_not_take(op: str, chunk_size: int) -> None:
+    run, good = op_calls()[op]
+    with pytest.raises(ValueError, match=f"^chunk_size: {chunk_size}; it must be a power of two"):
+        run(**{**good, "chunk_size": chunk_size})

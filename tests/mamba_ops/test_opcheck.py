@@ -1,0 +1,65 @@
+"""PyTorch's own checks of every op, on the CPU: schema, declared mutation, fake tensors, compilation by AOTAutograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mamba_ops import build_chunk_metadata, ops
+from mamba_ops.ops.checked_slots import checked_slots
+
+STATE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def arguments_of_every_op(state_dtype: torch.dtype) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Each op with arguments that the one before it computed; strides as models have them."""
+    nheads, headdim, dstate, ngroups, chunk_size = 4, 16, 32, 2, 16
+    metadata = build_chunk_metadata([0, 20, 20, 25], chunk_size)
+    cu, last = metadata.cu_chunk_seqlens, metadata.last_chunk_indices
+    wide = torch.randn(25, nheads * headdim + 2 * ngroups * dstate)
+    x, B, C = wide.split([nheads * headdim, ngroups * dstate, ngroups * dstate], dim=1)
+    x, B, C = x.unflatten(1, (nheads, -1)), B.unflatten(1, (ngroups, -1)), C.unflatten(1, (ngroups, -1))
+    steps = (torch.randn(25, nheads), -torch.rand(nheads), cu, chunk_size, torch.randn(nheads), True, 0.0, None)
+    dA_cumsum, dt_out = ops.chunk_cumsum(*steps)
+    states = ops.chunk_state(B, x, dt_out, dA_cumsum, cu)
+    cache = (
+        torch.randn(6, nheads * headdim * dstate + 8).to(state_dtype)[:, :-8].unflatten(1, (nheads, headdim, dstate))
+    )
+    slots, has = torch.tensor([[4, 9], [0, 9], [2, 9]])[:, 0], torch.tensor([True, False, True])
+    rows = ops.masked_gather(cache, slots, has)
+    entering, _ = ops.state_passing(states, dA_cumsum, last, rows, state_dtype)
+    scan = (
+        ops.bmm_chunk(C, B, cu, chunk_size),
+        x,
+        dt_out,
+        dA_cumsum,
+        C,
+        entering,
+        cu,
+        torch.zeros(25, nheads, headdim),
+    )
+    return {
+        "chunk_cumsum": (ops.chunk_cumsum, steps),
+        "chunk_state": (ops.chunk_state, (B, x, dt_out, dA_cumsum, cu)),
+        "bmm_chunk": (ops.bmm_chunk, (C, B, cu, chunk_size)),
+        "state_passing": (ops.state_passing, (states, dA_cumsum, last, rows, state_dtype)),
+        "state_passing_update": (ops.state_passing_update, (states, dA_cumsum, last, rows, cache, slots)),
+        "state_passing_indexed": (ops.state_passing_indexed, (states, dA_cumsum, last, cache, slots, has, slots)),
+        "chunk_scan": (ops.chunk_scan, (*scan, torch.randn(nheads), torch.randn(25, nheads, headdim))),
+        "masked_gather": (ops.masked_gather, (cache, slots, has)),
+        "checked_slots": (checked_slots, (metadata.cu_seqlens, slots, has, slots, 25, 6, False)),
+    }
+
+
+def test_every_public_op_is_here() -> None:
+    assert set(ops.__all__) <= set(arguments_of_every_op(torch.float32))
+
+
+@pytest.mark.fault(17)
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES, ids=str)
+@pytest.mark.parametrize("name", arguments_of_every_op(torch.float32))
+def test_opcheck(name: str, state_dtype: torch.dtype) -> None:
+    op, arguments = arguments_of_every_op(state_dtype)[name]
+    torch.library.opcheck(op, arguments)
