@@ -53,7 +53,7 @@ def test_vllm_finds_the_entry_point_and_twice_is_once(call: Call) -> None:
     [
         ("import vllm.forward_context as m; del m.get_forward_context", "vllm.forward_context.get_forward_context"),
         (
-            "import vllm.model_executor.layers.mamba.mamba_mixer2 as m\nm.MambaMixer2.conv_ssm_forward = lambda self: 0",
+            "from vllm.model_executor.layers.mamba import mamba_mixer2 as m; m.MambaMixer2.conv_ssm_forward = lambda _: 0",
             "MambaMixer2.conv_ssm_forward(self, projected_states, output)",
         ),
     ],
