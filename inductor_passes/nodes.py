@@ -56,6 +56,9 @@ _VIEWS = frozenset(
 CASTS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
 NEGATIONS = frozenset({aten.logical_not.default, aten.bitwise_not.default})
 
+# What an index may be made of: booleans and bytes would be masks.
+INDEX_DTYPES = frozenset({torch.int32, torch.int64})
+
 # The types that hold every value of the key.
 _HOLDS_ALL_OF = {
     torch.float16: {torch.float16, torch.float32, torch.float64},

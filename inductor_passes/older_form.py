@@ -15,6 +15,7 @@ from inductor_passes.cache_view import row_size
 from inductor_passes.declined import Declined, require
 from inductor_passes.nodes import (
     CASTS,
+    INDEX_DTYPES,
     SAME_ORDER,
     ViewStep,
     aten,
@@ -61,7 +62,7 @@ def _writeback_by(node: fx.Node, final: fx.Node, site: StatePassing, passed: tup
         base, slots = _indexed(node, final, site)
         return writeback_over(base, (node,), writers, slots, write_empty=True)
     if is_call(node, aten.slice_scatter.default, aten.select_scatter.default) and node.args[1] is final:
-        _, _, dim, *where = node.args
+        dim, *where = node.args[2:] or (0,)
         require(bool(dim == 0), Condition.NOT_WRITTEN_BACK, node)
         steps: tuple[ViewStep, ...] = (ViewStep(aten.slice.Tensor, (0, *where)),)
         if is_call(node, aten.select_scatter.default):
@@ -81,6 +82,7 @@ def _indexed(node: fx.Node, final: fx.Node, site: StatePassing) -> tuple[fx.Node
     is_row_write = value is final and is_tensor(slots) and all(other is None for other in others)
     require(is_row_write, Condition.NOT_WRITTEN_BACK, node)
     assert isinstance(slots, fx.Node)
+    require(tensor(slots).dtype in INDEX_DTYPES, Condition.NOT_WRITTEN_BACK, node)
     nrows, nelements = tensor(slots).numel(), tensor(final).numel()
     writes_all = same(nrows, site.nseqs) and same(nelements, site.nseqs * row_size(tensor(base)))
     require(writes_all, Condition.NOT_WRITTEN_BACK, node)

@@ -28,6 +28,9 @@ class Condition(enum.Enum):
     CACHE_WRITTEN_AFTER_SCAN = "other results of the scan, such as checkpoints, reach the cache before the final states"
     CACHE_READ_LATER = "the cache is read between state passing and the write of the final states"
     CROSSED_SLOTS = "several sequences, and one may read a slot that another one writes"
+    OTHER_DEVICE = "the slots or the mask are on another device than the cache"
+    VIEWED_AS_OTHER_DTYPE = "the cache is seen through another dtype inside the graph; make that view outside of it"
+    ARGUMENT_OF_CACHE = "another argument of state passing is a view of the cache"
     SNAPSHOT_RETURNED = "the snapshot is returned"
     SNAPSHOT_USED_ELSEWHERE = "the snapshot has another user"
     ROWS_USED_ELSEWHERE = "the rows have another user before they are masked"
@@ -35,6 +38,8 @@ class Condition(enum.Enum):
     NOT_WRITTEN_BACK = "the final states are not written to a cache"
     WRITEBACK_ACCUMULATES = "the final states are added to the slots"
     STATE_DTYPE = "the states are computed in another dtype than that of the cache"
+    WRITES_UNKNOWN = "PyTorch could not tell which arguments of the launch are written"
+    PASS_FAILED = "the pass failed here; the log has the error"
     WRITE_SLOTS_TOO_LATE = "the write slots depend on the result of state passing"
 
     @property

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from inductor_passes.cache_view import has_dense_rows
 from inductor_passes.emit import erase_unused, insert, trace
-from inductor_passes.nodes import CASTS, is_call, same, tensor, without_copies
+from inductor_passes.nodes import is_tensor, same, tensor, without_copies
 from inductor_passes.report import NodeName, Rewrite
 from inductor_passes.safety import Elimination
 from inductor_passes.snapshots import Snapshot
@@ -36,7 +36,7 @@ def eliminate(graph: fx.Graph, elimination: Elimination) -> Rewrite:
         states, _, last_chunk_indices = tensors
         nseqs = last_chunk_indices.shape[0]
         view = _view(root, steps)
-        if view.dim() != states.dim():  # each slot as one flat row
+        if not _have_same_shape(view.shape[1:], states.shape[1:]):  # each slot as one flat row, say
             view = view.view(view.shape[0], *states.shape[1:])
         entering = state_passing_indexed(
             *tensors,
@@ -80,16 +80,17 @@ def gather_in_one_launch(graph: fx.Graph, site: StatePassing, snapshot: Snapshot
     rows_chain = snapshot.chain[snapshot.chain.index(masked) + 1 :]
     if masked is snapshot.gather or any(len(node.users) > 1 for node in rows_chain):
         return None
-    casts = [tensor(node).dtype for node in reversed(rows_chain) if is_call(node, *CASTS)]
+    if len({tensor(node).device for node in (snapshot.source, slots, mask.node)}) > 1:
+        return None
+    dtypes = [tensor(node).dtype for node in (*reversed(rows_chain), masked) if is_tensor(node)]
     shape = tensor(masked).shape
 
     def gather(cache: Tensor, read: Tensor, has: Tensor) -> Tensor:
         nseqs = read.numel()
         rows: Tensor = masked_gather(cache, _slots(read, nseqs, cache.device), mask.vector(has, nseqs))
-        for dtype in casts:
+        for dtype in dtypes:  # zero stays zero
             rows = rows.to(dtype)
-        is_shaped = rows.dim() == len(shape) and all(same(a, b) for a, b in zip(rows.shape, shape, strict=True))
-        return rows if is_shaped else rows.reshape(shape)
+        return rows if _have_same_shape(rows.shape, shape) else rows.reshape(shape)
 
     traced = trace(gather, (snapshot.source, without_copies(slots), mask.node), opaque=False)
     new, added = insert(graph, traced, masked)
@@ -114,6 +115,10 @@ def _finish(graph: fx.Graph, site: StatePassing, into: str, old: Iterable[fx.Nod
 def _take_place(old: fx.Node, new: fx.Node) -> None:
     old.replace_all_uses_with(new)
     new.meta["val"] = old.meta["val"]  # views of it share its fake storage
+
+
+def _have_same_shape(a: torch.Size, b: torch.Size) -> bool:
+    return len(a) == len(b) and all(same(n, m) for n, m in zip(a, b, strict=True))
 
 
 def _view(tensor: Tensor, steps: Any) -> Tensor:

@@ -19,6 +19,7 @@ from inductor_passes.nodes import (
     hold_same_numbers,
     is_call,
     is_exact,
+    is_tensor,
     readers,
     same,
     tensor,
@@ -51,8 +52,9 @@ def check_values(snapshot: Snapshot) -> None:
     is_dense = snapshot.slots is None or has_dense_rows(tensor(snapshot.source))
     require(is_dense, Condition.ROWS_NOT_DENSE, snapshot.source)
     dtype = tensor(snapshot.source).dtype
-    for cast in snapshot.casts:
-        require(is_exact(dtype, tensor(cast).dtype), Condition.INEXACT_CAST, cast)
+    for node in reversed(snapshot.chain):
+        keeps = not is_tensor(node) or is_exact(dtype, tensor(node).dtype)  # a launch holds no tensor itself
+        require(keeps, Condition.INEXACT_CAST, node)
 
 
 def prove(site: StatePassing, snapshot: Snapshot, writeback: Writeback) -> Elimination:
@@ -68,6 +70,7 @@ def prove(site: StatePassing, snapshot: Snapshot, writeback: Writeback) -> Elimi
         _read_slots(site, snapshot, writeback),
         0 if writeback.slots is None else writeback.slots,
     )
+    _check_arguments(elimination)
     _check_users(site, snapshot)
     _check_crossing(elimination)
     if site.writeback is None:
@@ -76,7 +79,9 @@ def prove(site: StatePassing, snapshot: Snapshot, writeback: Writeback) -> Elimi
 
 
 def _check_version(site: StatePassing, snapshot: Snapshot, writeback: Writeback) -> None:
-    read, written = view_chain(snapshot.source)[0], view_chain(writeback.cache.root)[0]
+    (read, read_views), (written, written_views) = view_chain(snapshot.source), view_chain(writeback.cache.root)
+    recast = [view for view in (*read_views, *written_views) if is_call(view, aten.view.dtype)]
+    require(not recast, Condition.VIEWED_AS_OTHER_DTYPE, *recast)
     if read is written:
         return
     before_written = ancestors(written)
@@ -96,6 +101,17 @@ def _read_slots(site: StatePassing, snapshot: Snapshot, writeback: Writeback) ->
     if first is None:
         raise Declined(Condition.OTHER_CACHE, snapshot.source)
     return first
+
+
+def _check_arguments(elimination: Elimination) -> None:
+    """The op takes tensors of one device, and none may change under it as it writes the cache."""
+    site, mask, cache = elimination.site, elimination.snapshot.mask, elimination.writeback.cache
+    slots = [slots for slots in (elimination.read_slots, elimination.write_slots) if isinstance(slots, fx.Node)]
+    new = [*slots, mask.node] if mask is not None else slots
+    root = view_chain(cache.root)[0]
+    for node in (site.states, site.dA_cumsum, site.last_chunk_indices, *new):
+        require(tensor(node).device == cache.value.device, Condition.OTHER_DEVICE, node)
+        require(view_chain(node)[0] is not root, Condition.ARGUMENT_OF_CACHE, node)
 
 
 def _check_users(site: StatePassing, snapshot: Snapshot) -> None:

@@ -20,7 +20,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from inductor_passes.declined import Declined
 from inductor_passes.fingerprint import source_fingerprint
 from inductor_passes.older_form import find_writeback
-from inductor_passes.report import Decline, GraphReport, NodeName, Report, Rewrite
+from inductor_passes.report import Condition, Decline, GraphReport, NodeName, Report, Rewrite
 from inductor_passes.rewrite import eliminate, gather_in_one_launch
 from inductor_passes.safety import check_values, prove
 from inductor_passes.snapshots import Snapshot, read_snapshot
@@ -45,9 +45,7 @@ class SnapshotElimination(CustomGraphPass):
         rewrites: list[Rewrite] = []
         declines: list[Decline] = []
         for node in list(graph.nodes):
-            site = read_state_passing(node)
-            if site is not None and site.initial_states is not None:
-                self._treat(graph, site, site.initial_states, rewrites, declines)
+            self._treat(graph, node, rewrites, declines)
         if rewrites:
             stable_topological_sort(graph)
             graph.lint()
@@ -64,6 +62,24 @@ class SnapshotElimination(CustomGraphPass):
         return Report(tuple(self._graphs))
 
     def _treat(
+        self,
+        graph: fx.Graph,
+        node: fx.Node,
+        rewrites: list[Rewrite],
+        declines: list[Decline],
+    ) -> None:
+        """Rewrite a node if it is state passing. A graph that the pass fails on still compiles, as if without it."""
+        try:
+            site = read_state_passing(node)
+            if site is not None and site.initial_states is not None:
+                self._rewrite(graph, site, site.initial_states, rewrites, declines)
+        except Declined as declined:
+            declines.append(Decline(declined.condition, NodeName.of(node)))
+        except Exception:
+            logger.warning("%s is left as it is, the pass failed on it; please report this", node, exc_info=True)
+            declines.append(Decline(Condition.PASS_FAILED, NodeName.of(node)))
+
+    def _rewrite(
         self,
         graph: fx.Graph,
         site: StatePassing,

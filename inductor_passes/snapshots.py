@@ -18,12 +18,21 @@ from torch import fx
 
 from inductor_passes.declined import Declined, require
 from inductor_passes.masks import SequenceMask, broadcast_mask, index_mask
-from inductor_passes.nodes import CASTS, SAME_ORDER, aten, input_of, is_call, is_tensor, same, scalar, tensor
+from inductor_passes.nodes import (
+    CASTS,
+    INDEX_DTYPES,
+    SAME_ORDER,
+    aten,
+    input_of,
+    is_call,
+    is_tensor,
+    same,
+    scalar,
+    tensor,
+)
 from inductor_passes.opened_ops import kernel_arguments, op_arguments
 from inductor_passes.report import Condition
 from mamba_ops.kernels.masked_gather import masked_gather_kernel
-
-_INDEX_DTYPES = (torch.int32, torch.int64)  # booleans and bytes would be masks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +55,6 @@ class Snapshot:
     slots: fx.Node | None
     masked: fx.Node | None
     mask: SequenceMask | None
-
-    @property
-    def casts(self) -> list[fx.Node]:
-        """The casts on the way from the cache, first to last."""
-        return [node for node in reversed(self.chain) if is_call(node, *CASTS)]
 
 
 def read_snapshot(initial_states: fx.Node, nseqs: int | torch.SymInt) -> Snapshot:
@@ -147,7 +151,7 @@ def _gather_of(node: fx.Node) -> _Gather | None:
         kernel = kernel_arguments(launch, masked_gather_kernel)
         if kernel is not None:
             gather = _Gather((node, launch), kernel["cache_ptr"], kernel["slots_ptr"], kernel["has_ptr"])
-    return gather if gather is not None and tensor(gather.slots).dtype in _INDEX_DTYPES else None
+    return gather if gather is not None and tensor(gather.slots).dtype in INDEX_DTYPES else None
 
 
 def _refuse_product(node: fx.Node) -> None:

@@ -9,8 +9,10 @@ import torch
 from torch import fx
 
 from inductor_passes.cache_view import CacheView
+from inductor_passes.declined import require
 from inductor_passes.nodes import is_call, results, tensor
 from inductor_passes.opened_ops import kernel_arguments, op_arguments
+from inductor_passes.report import Condition
 from inductor_passes.writeback import Writeback, writeback_over
 from mamba_ops.kernels.state_passing import state_passing_kernel
 
@@ -49,7 +51,7 @@ class StatePassing:
 
 
 def read_state_passing(node: fx.Node) -> StatePassing | None:
-    """What a node says if it is a state passing op that may start from a snapshot; None if it is none."""
+    """What a node says if it is state passing that may start from a snapshot; None if it is none, or `Declined`."""
     if is_call(node, _HIGHER_ORDER.auto_functionalized_v2, _HIGHER_ORDER.auto_functionalized):
         return _update_cpu(node) if node.args[0] is _UPDATE_CPU else None
     if is_call(node, _FUNCTIONAL_CPU):
@@ -58,6 +60,7 @@ def read_state_passing(node: fx.Node) -> StatePassing | None:
     if arguments is None or arguments["READ_FROM_SLOTS"]:
         return None
     is_known = all(user.args[1] in ("entering_ptr", "final_ptr") for user in node.users)
+    require(is_known or not arguments["HAS_INITIAL"], Condition.WRITES_UNKNOWN, node)
     return _launch(node, arguments) if is_known else None
 
 

@@ -57,9 +57,41 @@ def check_token_stride(name: str, tensor: Tensor) -> None:
 
 
 def check_written_once(name: str, tensor: Tensor) -> None:
-    """Raise ValueError for an output that is expanded, so that two of its elements are one."""
-    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise ValueError(f"{name}: strides {tensor.stride()}; an output may not be expanded (stride 0)")
+    """Raise ValueError for an output with strides by which two of its elements may be one.
+
+    Under `torch.compile`, where comparing sizes would fix them, only expanded dimensions are found.
+    """
+    layout = list(zip(tensor.stride(), tensor.shape, strict=True))
+    if torch.compiler.is_compiling():
+        if any(size > 1 and stride == 0 for stride, size in layout):
+            raise ValueError(f"{name}: strides {tensor.stride()}; elements of an output may not overlap")
+        return
+    reach = 0  # how far the dimensions with smaller strides reach
+    for stride, size in sorted(layout):
+        if size > 1 and stride <= reach:
+            raise ValueError(f"{name}: strides {tensor.stride()}; elements of an output may not overlap")
+        reach += stride * max(0, size - 1)
+
+
+def check_apart(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise ValueError for an input that shares memory with an output which programs write in no fixed order."""
+    if not (_is_static(tensor) and _is_static(other)):
+        return
+    is_one_storage = tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+    (start, end), (other_start, other_end) = _extent(tensor), _extent(other)
+    if is_one_storage and start < other_end and other_start < end:
+        raise ValueError(f"{name}: shares memory with {other_name}; pass a copy, or slots of the cache to read")
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First byte of a tensor in its storage, and the one after its last."""
+    reach = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    start, size = int(tensor.storage_offset()) * tensor.itemsize, int(reach + 1) * tensor.itemsize
+    return start, start + size if tensor.numel() else start
+
+
+def _is_static(tensor: Tensor) -> bool:
+    return all(isinstance(number, int) for number in (*tensor.shape, *tensor.stride()))
 
 
 def check_dense(name: str, tensor: Tensor) -> None:

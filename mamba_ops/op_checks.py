@@ -12,6 +12,7 @@ from mamba_ops.checks import (
     FP32,
     INT32,
     SLOT_DTYPES,
+    check_apart,
     check_cache,
     check_chunk_size,
     check_dense,
@@ -96,6 +97,8 @@ def state_passing_update(
     nheads, headdim, dstate = states.shape[1:]
     check_cache("state_cache", state_cache, {"nheads": nheads, "headdim": headdim, "dstate": dstate}, states.device)
     check_tensor("write_slots", write_slots, {"nseqs": last_chunk_indices.shape[0]}, SLOT_DTYPES, states.device)
+    if initial_states is not None and last_chunk_indices.shape[0] > 1:  # a single sequence reads before it writes
+        check_apart("initial_states", initial_states, "state_cache", state_cache)
 
 
 def state_passing_indexed(

@@ -5,6 +5,7 @@ from mamba_ops.ops.chunk_cumsum import chunk_cumsum
 from mamba_ops.ops.chunk_scan import chunk_scan
 from mamba_ops.ops.chunk_state import chunk_state
 from mamba_ops.ops.masked_gather import masked_gather
+from mamba_ops.ops.opaque import read_real_buffers
 from mamba_ops.ops.state_passing import state_passing, state_passing_indexed, state_passing_update
 
 __all__ = [
@@ -17,3 +18,5 @@ __all__ = [
     "state_passing_indexed",
     "state_passing_update",
 ]
+
+read_real_buffers(f"{name}_cpu" for name in __all__)

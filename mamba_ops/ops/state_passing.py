@@ -61,7 +61,8 @@ def state_passing_update(
     Args:
         states, dA_cumsum, last_chunk_indices, initial_states: as for `state_passing`.
         state_cache: (num_slots, nheads, headdim, dstate) FP16, BF16 or FP32; each slot dense, `stride(0)` arbitrary.
-            Slot `write_slots[b]` receives the final state of sequence b, unless b has no chunks.
+            Slot `write_slots[b]` receives the final state of sequence b, unless b has no chunks. With several sequences
+            `initial_states` may not share its memory.
         write_slots: (nseqs,) int32 or int64, any stride, no slot twice; a negative slot counts from the end.
 
     Returns:

@@ -50,7 +50,7 @@ class Compiled:
 
 def compile_with_pass(
     program: Program,
-    inputs: Inputs,
+    inputs: Inputs | list[Tensor],
     *,
     dynamic: bool = False,
     mode: str | None = None,
@@ -60,7 +60,8 @@ def compile_with_pass(
     before, elimination, after = KeepGraph(), SnapshotElimination(), KeepGraph()
     options = dict(torch._inductor.list_mode_options(mode)) if mode else {}
     options["post_grad_custom_post_pass"] = [before, elimination, after]
-    output, codes = run(torch.compile(program, fullgraph=True, dynamic=dynamic, options=options), *inputs.args())
+    args = inputs.args() if isinstance(inputs, Inputs) else inputs
+    output, codes = run(torch.compile(program, fullgraph=True, dynamic=dynamic, options=options), *args)
     assert len(codes) == 1
     return Compiled(output, before.ops, after.ops, codes[0], elimination.report())
 

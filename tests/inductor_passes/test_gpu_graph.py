@@ -143,6 +143,18 @@ def test_crossed_slots_are_read_in_one_launch():
     assert not compiled.has("aten.where")
 
 
+def test_slots_on_the_cpu_are_left_there():
+    """A CPU tensor may index a CUDA tensor, but a kernel cannot read it."""
+
+    def program(states, dA, last, cache, slots, has, slots_on_cpu):
+        return state_passing_update(states, dA, last, snapshot(cache, slots_on_cpu, has), cache, slots)
+
+    slots = torch.empty(1, dtype=torch.int64)
+    compiled = compile_with_pass(program, [*fake_inputs(1).args(), slots])
+    assert compiled.report.count() == {Condition.OTHER_DEVICE: 1}
+    assert compiled.after == compiled.before
+
+
 @pytest.mark.parametrize("nseqs", [1, 2])
 def test_changed_cache_is_left_alone(nseqs):
     def program(states, dA, last, cache, slots, has):

@@ -100,3 +100,22 @@ def test_torch_logs_names_the_logger():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root, env=environment
     )
     assert "now state_passing_indexed" in run.stderr
+
+
+def test_a_graph_that_the_pass_fails_on_compiles_as_without_it(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no proof today")
+
+    monkeypatch.setattr("inductor_passes.snapshot_elimination.prove", fail)
+    elimination = SnapshotElimination()
+    expected_inputs = make_inputs()
+    inputs = expected_inputs.clone()
+    program = update_with(snapshot)
+    expected = program(*expected_inputs.args())
+    actual = torch.compile(program, fullgraph=True, options=inductor_options(elimination))(*inputs.args())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    for changed, wanted in zip(inputs.args(), expected_inputs.args(), strict=True):
+        torch.testing.assert_close(changed, wanted, rtol=0, atol=0, equal_nan=True)
+    (decline,) = elimination.report().declines
+    assert decline.condition is Condition.PASS_FAILED
+    assert "no proof today" in caplog.text

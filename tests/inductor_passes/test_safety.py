@@ -258,6 +258,28 @@ def write_slots_from_result(states, dA, last, cache, slots, has):
     return entering
 
 
+def zeros_in_fp32(cache, slots, has):
+    rows = cache[slots]
+    return torch.where(has[:, None, None, None], rows, torch.zeros_like(rows, dtype=torch.float32))
+
+
+def promoted_and_returned(states, dA, last, cache, slots, has):
+    initial = zeros_in_fp32(cache, slots, has)
+    return state_passing_update(states, dA, last, initial, cache, slots), initial
+
+
+def states_from_the_cache(states, dA, last, cache, slots, has):
+    entering, final = state_passing(cache[: states.shape[0]], dA, last, snapshot(cache, slots, has), cache.dtype)
+    cache[slots] = final
+    return entering
+
+
+def rows_written_by_mask(states, dA, last, cache, slots, has):
+    entering, final = state_passing(states, dA, last, snapshot(cache[:2], slots % 2, has), cache.dtype)
+    cache[:2][has] = final
+    return entering
+
+
 def initial_states_given(states, dA, last, cache, slots, has):
     return state_passing_update(states, dA, last, states[: slots.shape[0]], cache, slots)
 
@@ -310,6 +332,10 @@ RULES = {
     "rounded": stays(Condition.INEXACT_CAST, update_with(rounded), dtype=torch.float32),
     "rounded in name only": goes(update_with(rounded), dtype=torch.bfloat16),
     "bf16 to fp16": stays(Condition.INEXACT_CAST, update_with(rounded_to_fp16), dtype=torch.bfloat16),
+    "promoted by the zeros": goes(update_with(zeros_in_fp32)),
+    "promoted by the zeros, and returned": stays(
+        Condition.SNAPSHOT_RETURNED, promoted_and_returned, masked_gather=True
+    ),
     "scaled": stays(Condition.NOT_A_SNAPSHOT, update_with(scaled)),
     "initial states given": stays(Condition.NOT_A_SNAPSHOT, initial_states_given, dtype=torch.float32),
     # The older form
@@ -327,6 +353,8 @@ RULES = {
     "final states in bf16, fp32 cache": stays(Condition.STATE_DTYPE, final_in_bf16, dtype=torch.float32),
     "cache changes before the write": stays(Condition.CACHE_CHANGED, cache_changes_before_write),
     "cache is read before the write": stays(Condition.CACHE_READ_LATER, cache_read_before_write, masked_gather=True),
+    "states from the cache": stays(Condition.ARGUMENT_OF_CACHE, states_from_the_cache, dtype=torch.float32),
+    "rows written by a mask": stays(Condition.NOT_WRITTEN_BACK, rows_written_by_mask, masked_gather=True),
     "checkpoint after the write": goes(checkpoint_after_write),
     "checkpoint before the write": stays(
         Condition.CACHE_WRITTEN_AFTER_SCAN, checkpoint_before_write, masked_gather=True

@@ -140,3 +140,18 @@ def test_a_chunk_size_that_kernels_do_not_take(op: str, chunk_size: int) -> None
     run, good = op_calls()[op]
     with pytest.raises(ValueError, match=f"^chunk_size: {chunk_size}; it must be a power of two"):
         run(**{**good, "chunk_size": chunk_size})
+
+
+@pytest.mark.fault(2)
+def test_several_sequences_may_not_start_from_views_of_the_cache_that_they_write() -> None:
+    """On a GPU nothing orders the read of one sequence before the write of another. One sequence reads first itself."""
+    op, good = op_calls()["state_passing_update"]
+    cache = good["state_cache"].nan_to_num()
+    before = cache.clone()
+    for rows in (cache[:2], cache[1:3]):
+        with pytest.raises(ValueError, match=r"^initial_states: shares memory with state_cache"):
+            op(**{**good, "initial_states": rows, "state_cache": cache})
+    assert_same(cache, before)
+    op(**{**good, "initial_states": cache[:2], "state_cache": cache[2:], "write_slots": torch.tensor([0, 1])})
+    one = {"last_chunk_indices": torch.tensor([2], dtype=torch.int32), "write_slots": torch.tensor([0])}
+    op(**{**good, **one, "initial_states": cache[1:2], "state_cache": cache})
