@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("MAMBA_OPS_VLLM", "1")
 
 from benchmarks.results import Results, Row
 

@@ -8,6 +8,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 from mamba_ops.conv import causal_conv_unchecked
 from mamba_ops.kernels import causal_conv_tiled as kernel
 from mamba_ops.ops.dispatch import runs_kernels
+from mamba_ops.ops.opaque import read_real_buffers
 
 
 @triton_op("mamba_ops::causal_conv_tiled", mutates_args={"conv_state"})
@@ -103,3 +104,6 @@ def _(
     has_initial_state: Tensor,
 ) -> Tensor:
     return x.new_empty(x.shape)
+
+
+read_real_buffers(["causal_conv_tiled_cpu"])

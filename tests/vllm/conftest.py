@@ -34,6 +34,7 @@ def call(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Callab
         clean = {k: v for k, v in os.environ.items() if not k.startswith("MAMBA_OPS_VLLM")}
         variables = {
             "OMP_NUM_THREADS": "1",
+            "MAMBA_OPS_VLLM": "1",
             "VLLM_CACHE_ROOT": str(cache),
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "ind"),
         }

@@ -1,6 +1,6 @@
-"""vLLM with the plugin: nothing to call, only to install. Here, what it did is printed at the end.
+"""vLLM with the plugin: nothing to call, only to install and switch on. Here, what it did is printed at the end.
 
-    python examples/serve_with_vllm.py MODEL
+    python -m benchmarks.continue_prefix MODEL
 
 Needs vLLM and this package in one environment; `vllm serve MODEL` works the same way.
 """
@@ -8,6 +8,7 @@ Needs vLLM and this package in one environment; `vllm serve MODEL` works the sam
 import os
 import sys
 
+os.environ["MAMBA_OPS_VLLM"] = "1"
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that the counters are those of this process
 
 from vllm import LLM, SamplingParams
