@@ -1,0 +1,211 @@
+"""The region compiled once for a shape of layer, and called without guards.
+
+`torch.compile` would evaluate guards in front of every call, and PyTorch's runtime wrappers would look at every
+argument again. Here the region is traced with symbols for all that varies, lowered by Inductor, and the function that
+Inductor generated is called directly: nothing stands between the layer and the launches. What guards would check is
+checked once a layer and once a step instead (`inductor_passes.vllm.layer_tensors`, `inductor_passes.vllm.step`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from inductor_passes import GraphReport, SnapshotElimination, inductor_options
+from inductor_passes.vllm.example_inputs import Example, Sizes, example_inputs
+from inductor_passes.vllm.region import (
+    CheckpointTensors,
+    LayerShape,
+    LayerTensors,
+    StepTensors,
+    keep_inputs,
+    prefill,
+    prefill_with_checkpoints,
+)
+
+logger = logging.getLogger("inductor_passes.vllm")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledRegion:
+    """A compiled prefill.
+
+    Attributes:
+        shape: of the layers that may use it.
+        checkpoints: whether it is `prefill_with_checkpoints`.
+        run: takes a list of `Sizes` and tensors, in the order of `arguments`, which it empties.
+        report: what the pass did.
+        graph_before, graph_after: the graph that the pass got and the one that it left.
+        code: what Inductor generated.
+    """
+
+    shape: LayerShape
+    checkpoints: bool
+    run: Callable[[list[Any]], Any]
+    report: GraphReport
+    graph_before: str
+    graph_after: str
+    code: str
+
+    def __call__(
+        self, sizes: Iterable[int], projected: Tensor, out: Tensor, layer: Iterable[Any], step: Iterable[Any]
+    ) -> None:
+        """Run it; see `inductor_passes.vllm.region`. `layer` without what is None, `step` with checkpoints last."""
+        self.run([*sizes, projected, out, *layer, *step])
+
+
+class _ShowingBothGraphs(SnapshotElimination):
+    """The pass, which also keeps the graph as it was and as it became."""
+
+    before = after = ""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self.before = _readable(graph)
+        super().__call__(graph)
+        self.after = _readable(graph)
+
+
+def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: bool = False) -> CompiledRegion:
+    """Trace and compile the prefill for layers of one shape.
+
+    Args:
+        shape: of the layers.
+        eliminate: whether the pass runs. Without it the snapshot stays, for comparisons.
+        cpp_host_code: whether Inductor writes the code that launches the kernels in C++, which needs a compiler.
+
+    Raises:
+        Exception: whatever PyTorch raises when it cannot compile; nothing has been changed then.
+    """
+
+    def function(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, _: Any) -> None:
+        prefill(projected, out, layer, step, shape)
+
+    return _compile(function, shape, False, eliminate, cpp_host_code)
+
+
+def compile_region_with_checkpoints(
+    shape: LayerShape, *, eliminate: bool = True, cpp_host_code: bool = False
+) -> CompiledRegion:
+    """The same for `keep_inputs` and `prefill_with_checkpoints`, one after the other.
+
+    The snapshot stays there, in one launch. On a CPU they are not compiled: a C++ compiler would take half a minute
+    over index arithmetic that takes microseconds.
+    """
+
+    def first(projected: Tensor, _: Tensor, layer: LayerTensors, step: StepTensors, kept: CheckpointTensors) -> None:
+        keep_inputs(projected, layer, step, kept, shape)
+
+    def second(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, kept: CheckpointTensors) -> None:
+        prefill_with_checkpoints(projected, out, layer, step, kept, shape)
+
+    if shape.device.type == "cpu":
+        flat = [_over_flat(function, shape) for function in (first, second)]
+
+        def run(arguments: list[Any]) -> None:
+            for function in flat:
+                function(*arguments)
+
+        return CompiledRegion(shape, True, run, GraphReport(), "", "", "not compiled on a CPU")
+    inputs, states = (_compile(function, shape, True, eliminate, cpp_host_code) for function in (first, second))
+
+    def run_both(arguments: list[Any]) -> None:
+        inputs.run(arguments.copy())
+        states.run(arguments)
+
+    return dataclasses.replace(states, run=run_both, code=f"{inputs.code}\n\n{states.code}")
+
+
+def _compile(
+    function: Callable[..., None], shape: LayerShape, checkpoints: bool, eliminate: bool, cpp_host_code: bool
+) -> CompiledRegion:
+    # vLLM runs models in inference mode, whose tensors cannot be traced; it may also have set a default device.
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        example = example_inputs(shape)
+        flat: list[Any] = [*example.sizes, example.projected, example.out, *present(example.layer), *example.step]
+        if checkpoints:
+            flat += example.checkpoints
+        with example.mode:
+            traced = make_fx(_over_flat(function, shape))(*flat)
+        elimination = _ShowingBothGraphs()
+        outputs: list[Any] = []
+
+        def keep_output(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+            outputs.append(compile_fx_inner(graph, inputs, **options))
+            return outputs[-1]
+
+        options = {
+            **(inductor_options(elimination) if eliminate else {}),
+            # A graph from a cache would not pass through the pass, and there is one graph a process.
+            "force_disable_caches": True,
+            "size_asserts": False,
+            "alignment_asserts": False,
+            "cpp_wrapper": cpp_host_code,
+            "triton.cudagraphs": False,
+        }
+        with tracing(TracingContext(example.mode)), _on(shape.device):
+            compile_fx(traced, flat, inner_compile=keep_output, config_patches=options)
+    (output,) = outputs
+    _check_symbols(example)
+    reports = elimination.report().graphs
+    return CompiledRegion(
+        shape,
+        checkpoints,
+        output.current_callable,
+        reports[-1] if reports else GraphReport(),
+        elimination.before,
+        elimination.after,
+        str(getattr(output, "source_code", "")),
+    )
+
+
+def present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """The tensors that are there: a compiled function has no argument for the others."""
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _over_flat(function: Callable[..., None], shape: LayerShape) -> Callable[..., tuple[()]]:
+    nsizes, nstep = len(Sizes._fields), len(StepTensors._fields)
+    nlayer = len(LayerTensors._fields) - (not shape.has_conv_bias)
+
+    def flat(*arguments: Any) -> tuple[()]:
+        projected, out, *rest = arguments[nsizes:]
+        layer = rest[:nlayer]
+        if not shape.has_conv_bias:
+            layer.insert(LayerTensors._fields.index("conv_bias"), None)
+        kept = rest[nlayer + nstep :]
+        step = StepTensors(*rest[nlayer : nlayer + nstep])
+        function(projected, out, LayerTensors(*layer), step, CheckpointTensors(*kept) if kept else None)
+        return ()
+
+    return flat
+
+
+def _check_symbols(example: Example) -> None:
+    """Raise if tracing has fixed a size that varies while serving, or tied two of them together."""
+    env: Any = example.mode.shape_env
+    for name, size in example.sizes._asdict().items():
+        symbol = size.node._expr
+        if not symbol.is_Symbol or symbol in env.replacements:
+            raise RuntimeError(f"tracing has fixed {name}: {symbol} = {env.replacements.get(symbol)}")
+    for guard in env.guards:
+        if guard.expr.func.__name__ == "Equality":
+            raise RuntimeError(f"tracing has made the code depend on {guard.expr}")
+
+
+def _on(device: torch.device) -> Any:
+    return torch.accelerator.device_index(device.index) if device.type != "cpu" else torch.device("cpu")
+
+
+def _readable(graph: fx.Graph) -> str:
+    try:
+        return str(graph)
+    except Exception as error:  # what is only shown must not break what is run
+        return f"not shown: {error!r}"

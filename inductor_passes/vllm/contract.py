@@ -1,0 +1,124 @@
+"""Everything of vLLM that the plugin touches, checked when it is loaded.
+
+A vLLM that lacks one of these, whatever its number, is left alone, and the log says what was missing. A version that
+has them all is tried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from typing import Any
+
+TESTED_VERSIONS = ("0.32.0", "0.33.0")
+
+_MIXER = "vllm.model_executor.layers.mamba.mamba_mixer2"
+_METADATA = "vllm.v1.attention.backends.mamba2_attn"
+
+# Module, then what is read from it.
+MODULE_ATTRIBUTES = {
+    _MIXER: ("MambaMixer2", "is_conv_state_dim_first"),
+    _METADATA: ("Mamba2AttentionMetadata",),
+    "vllm.model_executor.custom_op": ("PluggableLayer", "op_registry_oot"),
+    "vllm.forward_context": ("get_forward_context",),
+    "vllm.config": ("get_current_vllm_config",),
+}
+
+# Module, callable, parameters: those that are passed, by these names or in this order.
+SIGNATURES = (
+    (_MIXER, "MambaMixer2.conv_ssm_forward", ("self", "projected_states", "output")),
+    (_MIXER, "MambaMixer2.get_state_dtype", ("self",)),
+    (_MIXER, "is_conv_state_dim_first", ()),
+    ("vllm.model_executor.custom_op", "PluggableLayer.register_oot", ("_decorated_layer_cls", "name")),
+    ("vllm.forward_context", "get_forward_context", ()),
+)
+
+# Fields of the metadata that a step plan reads.
+METADATA_FIELDS = (
+    "num_prefills",
+    "num_prefill_tokens",
+    "num_decodes",
+    "num_decode_tokens",
+    "has_initial_states_p",
+    "query_start_loc_p",
+    "state_indices_tensor_p",
+    "cu_chunk_seqlen_p",
+    "last_chunk_indices_p",
+    "seq_idx_p",
+    "chunk_size",
+    "nums_dict",
+    "checkpoint_chunk_idx",
+    "checkpoint_meta",
+)
+
+# Attributes of a layer, checked when the first one has been built.
+LAYER_ATTRIBUTES = (
+    "_ssd_kernels_warmed_up",
+    "A",
+    "D",
+    "activation",
+    "cache_config",
+    "conv1d",
+    "conv_kernel_size",
+    "conv_weights",
+    "dt_bias",
+    "head_dim",
+    "kv_cache",
+    "model_config",
+    "n_groups",
+    "num_heads",
+    "prefix",
+    "ssm_state_size",
+    "tp_size",
+    "tped_conv_size",
+    "tped_dt_size",
+    "tped_intermediate_size",
+    "use_replayssm",
+)
+
+
+def missing_from_vllm() -> list[str]:
+    """Names of what this vLLM lacks, empty if it has everything."""
+    missing = []
+    for module, names in MODULE_ATTRIBUTES.items():
+        missing += [f"{module}.{name}" for name in names if _find(module, name) is None]
+    for module, name, parameters in SIGNATURES:
+        function = _find(module, name)
+        if function is not None and tuple(inspect.signature(function).parameters)[: len(parameters)] != parameters:
+            missing.append(f"{module}.{name}({', '.join(parameters)})")
+    metadata = _find(_METADATA, "Mamba2AttentionMetadata")
+    if metadata is not None:
+        fields = {field.name for field in dataclasses.fields(metadata)}
+        missing += [f"{_METADATA}.Mamba2AttentionMetadata.{name}" for name in METADATA_FIELDS if name not in fields]
+    return missing
+
+
+def missing_from_layer(layer: object) -> list[str]:
+    """Names of the attributes that a built layer lacks."""
+    return [f"MambaMixer2().{name}" for name in LAYER_ATTRIBUTES if not hasattr(layer, name)]
+
+
+def _find(module: str, name: str) -> Any:
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError:
+        return None
+    for part in name.split("."):
+        found = inspect.getattr_static(found, part, None) if inspect.isclass(found) else getattr(found, part, None)
+        if isinstance(found, classmethod | staticmethod):
+            found = _unbound(found)
+    return found
+
+
+def _unbound(method: Any) -> Any:
+    """A function without the class that a class method is given."""
+    function = method.__func__
+    if isinstance(method, staticmethod):
+        return function
+
+    def without_class(*_: Any) -> None: ...
+
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    without_class.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return without_class

@@ -1,0 +1,142 @@
+"""The layer that vLLM builds instead of its own `MambaMixer2`: the same layer with another way through a prefill.
+
+Only `conv_ssm_forward` differs, and of it only the part of a step that is in prefill. Decodes, captured graphs,
+ReplaySSM and whatever the compiled region does not take go through vLLM's own method.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, is_conv_state_dim_first
+
+from inductor_passes.vllm.compiled_region import present
+from inductor_passes.vllm.contract import missing_from_layer
+from inductor_passes.vllm.decline import Decline, counters
+from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
+from inductor_passes.vllm.layer_tensors import layer_shape, layer_tensors
+from inductor_passes.vllm.options import Options, read_options
+from inductor_passes.vllm.region import LayerTensors
+from inductor_passes.vllm.regions import Region, region_for
+from inductor_passes.vllm.step import StepPlan, plan_of
+from inductor_passes.vllm.verify import verified
+
+logger = logging.getLogger("vllm.mamba_ops")
+
+
+class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
+    """vLLM's Mamba2 mixer whose prefill is one compiled region that reads cached states in place."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._options: Options = read_options(get_current_vllm_config().additional_config)
+        self._region: Region | None = None
+        self._region_tried = not self._options.enabled
+        self._bound_to: Any = None
+        self._tensors: LayerTensors | None = None
+        self._layer_arguments: list[Tensor] = []
+        self._layer_sizes: tuple[int, ...] = ()
+        if self._options.enabled and self._options.verify:
+            both = verified(self, super().conv_ssm_forward, self.conv_ssm_forward)
+            self.conv_ssm_forward = both  # type: ignore[method-assign,assignment]
+
+    def conv_ssm_forward(self, projected_states: Tensor, output: Tensor) -> None:
+        """Convolution and SSD of one step; vLLM's custom op calls this.
+
+        Args:
+            projected_states: (ntokens, projected) gate, x, B, C and dt of the decodes, then of the prefills, then
+                padding.
+            output: (ntokens, inner). Written.
+        """
+        context = get_forward_context()
+        by_layer = context.attn_metadata
+        if by_layer is None:  # the profile run, before the caches are allocated
+            self._prepare(projected_states)
+        metadata = by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
+        if metadata is None or metadata.num_prefills == 0:
+            super().conv_ssm_forward(projected_states, output)
+            return
+        if not self._region_tried:
+            self._prepare(projected_states)
+        plan = plan_of(metadata, projected_states.device)
+        decline = self._decline(plan, projected_states, output)
+        if decline is not None:
+            counters.declined[decline] += 1
+            super().conv_ssm_forward(projected_states, output)
+            return
+        if plan.without_prefill is not None:
+            context.attn_metadata = {self.prefix: plan.without_prefill}
+            try:
+                super().conv_ssm_forward(projected_states, output)
+            finally:
+                context.attn_metadata = by_layer
+            projected_states = projected_states[plan.num_decode_tokens :]
+            output = output[plan.num_decode_tokens :]
+        self._prefill(projected_states, output, plan)
+
+    def _prefill(self, projected: Tensor, output: Tensor, plan: StepPlan) -> None:
+        region = self._region
+        assert region is not None
+        output = output.view(-1, region.shape.nheads, region.shape.headdim)
+        arguments = [projected.shape[0], *plan.sizes, *self._layer_sizes, projected, output]
+        arguments += self._layer_arguments
+        arguments += plan.tensors
+        if plan.checkpoints is None:
+            region.run(arguments)
+            counters.layer_prefills += 1
+        else:
+            assert region.run_with_checkpoints is not None
+            arguments += plan.checkpoints
+            region.run_with_checkpoints(arguments)
+            counters.layer_checkpoints += 1
+
+    def _decline(self, plan: StepPlan, projected: Tensor, output: Tensor) -> Decline | None:
+        region = self._region
+        if region is None:
+            return Decline.NOT_BUILT
+        if plan.decline is not None:
+            return plan.decline
+        if plan.checkpoints is not None and region.run_with_checkpoints is None:
+            return Decline.CHECKPOINTS
+        if self.kv_cache is not self._bound_to:
+            self._bind()
+        if self._tensors is None:
+            return Decline.CACHE
+        if not (projected.is_contiguous() and output.is_contiguous()):
+            return Decline.ALIGNMENT
+        offset = plan.num_decode_tokens * region.row_bytes
+        return Decline.ALIGNMENT if (projected.data_ptr() | output.data_ptr() | offset) & region.misaligned else None
+
+    def _prepare(self, projected: Tensor) -> None:
+        """Compile the region for this layer, or find out why there is none."""
+        if self._region_tried:
+            return
+        self._region_tried = True
+        try:
+            missing = missing_from_layer(self)
+            if missing:
+                raise RuntimeError(f"this vLLM lacks {', '.join(missing)}")
+            if self.use_replayssm:
+                raise RuntimeError("ReplaySSM is on")
+            shape = layer_shape(self, projected.dtype, projected.device, not is_conv_state_dim_first())
+            self._region = region_for(shape, bool(self.cache_config.enable_prefix_caching), self._options)
+            # What vLLM would tune here, for a minute, is then used by no step.
+            self._ssd_kernels_warmed_up |= not self._region.row_bytes & self._region.misaligned
+        except Exception as error:
+            logger.warning("mamba_ops: vLLM's own code runs layer %s: %s", self.prefix, error)
+            logger.debug("mamba_ops: how it failed", exc_info=True)
+
+    def _bind(self) -> None:
+        """Take up the caches, which are allocated after the profile run, and may be again."""
+        assert self._region is not None
+        self._bound_to = self.kv_cache
+        self._tensors = layer_tensors(self, self._region.shape, not is_conv_state_dim_first())
+        if self._tensors is not None:
+            self._layer_arguments = present(self._tensors)
+            conv_state, ssm_state = self._tensors.conv_state, self._tensors.ssm_state
+            steps = (conv_state.stride(0) // SLOT_MULTIPLE, ssm_state.stride(0) // SLOT_MULTIPLE)
+            self._layer_sizes = (ssm_state.shape[0], *steps)

@@ -1,0 +1,111 @@
+"""The plugin's options: one table, read from the environment and from vLLM's `additional_config`.
+
+An option `name` is `MAMBA_OPS_VLLM_NAME` in the environment and `{"mamba_ops": {"name": ...}}` in `additional_config`,
+which wins. `MAMBA_OPS_VLLM=1` is short for `enabled=1`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PREFIX = "MAMBA_OPS_VLLM"
+KEY = "mamba_ops"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the user chose.
+
+    Attributes:
+        enabled: whether the plugin does anything.
+        eliminate: whether the pass runs; without it the region is compiled with its snapshot, for comparisons.
+        cpp_host_code: whether the code that launches the kernels is C++, compiled when the engine starts.
+        self_check: whether a compiled region is tried on made-up sequences before it is used.
+        dump: folder for both graphs, what the pass did, and the generated code; empty for none.
+        verify: number of layer calls that are also run by vLLM's own code and compared; for tests, it is slow.
+        verify_tolerance: largest difference that `verify` accepts, relative to the largest value; 0 is bit for bit.
+    """
+
+    enabled: bool = False  # until it has been compared with vLLM on a GPU
+    eliminate: bool = True
+    cpp_host_code: bool = False
+    self_check: bool = True
+    dump: str = ""
+    verify: int = 0
+    verify_tolerance: float = 0.0
+
+
+def read_options(additional_config: Any = None, environment: Mapping[str, str] | None = None) -> Options:
+    """The options that hold.
+
+    Args:
+        additional_config: vLLM's; anything but a mapping has no options of ours.
+        environment: variables, by default those of the process.
+
+    Raises:
+        ValueError: an unknown option, or a value that does not fit; the message lists what is known.
+    """
+    environment = os.environ if environment is None else environment
+    given: dict[str, tuple[str, Any]] = {}
+    for variable, text in environment.items():
+        if variable == PREFIX:
+            given["enabled"] = (variable, text)
+        elif variable.startswith(PREFIX + "_") and variable not in OTHER_VARIABLES:
+            given[variable[len(PREFIX) + 1 :].lower()] = (variable, text)
+    section = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+    if not isinstance(section, Mapping):
+        raise ValueError(f"additional_config[{KEY!r}]: {section!r}; it must be a mapping of options: {_known()}")
+    given |= {str(name): (f"additional_config[{KEY!r}][{name!r}]", value) for name, value in section.items()}
+    values = {}
+    for name, (origin, value) in given.items():
+        if name not in _READERS:
+            raise ValueError(f"{origin}: unknown option; known: {_known()}")
+        try:
+            values[name] = _READERS[name](value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{origin}: {value!r}; {error}") from None
+    return Options(**values)
+
+
+def _read_bool(value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("allowed: 0 or 1")
+
+
+def _read_count(value: Any) -> int:
+    count = int(value)
+    if count < 0:
+        raise ValueError("it must not be negative")
+    return count
+
+
+def _read_tolerance(value: Any) -> float:
+    tolerance = float(value)
+    if not 0.0 <= tolerance < 1.0:
+        raise ValueError("allowed: 0 to 1")
+    return tolerance
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "enabled": _read_bool,
+    "eliminate": _read_bool,
+    "cpp_host_code": _read_bool,
+    "self_check": _read_bool,
+    "dump": str,
+    "verify": _read_count,
+    "verify_tolerance": _read_tolerance,
+}
+
+# Names with our prefix that other parts of the project use.
+OTHER_VARIABLES = frozenset({"MAMBA_OPS_VLLM_CPU_PYTHON", "MAMBA_OPS_VLLM_ENGINE_PYTHON"})
+
+
+def _known() -> str:
+    return ", ".join(_READERS)

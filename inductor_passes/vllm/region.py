@@ -1,0 +1,212 @@
+"""What is compiled: the prefill of one layer, spelled as vLLM's layer spells it.
+
+The gather and the `torch.where` below are the snapshot. They are here so that `SnapshotElimination` removes them from
+the compiled graph, and so that a run without the pass is still right.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mamba_ops import ChunkMetadata, ssd_chunk_scan
+from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
+
+
+class LayerShape(NamedTuple):
+    """What is constant in the compiled region; layers that agree share one.
+
+    Attributes:
+        nheads, headdim, ngroups, dstate: of this rank's shard.
+        chunk_size: tokens.
+        width: taps of the convolution.
+        dtype: of activations and of the convolution's cache. state_dtype: of the state cache. parameter_dtypes: of the
+            convolution's weight, D and dt_bias.
+        has_conv_bias: whether the convolution has a bias.
+        conv_strides: of channel and token in the convolution's cache, in elements.
+        device: where it runs.
+    """
+
+    nheads: int
+    headdim: int
+    ngroups: int
+    dstate: int
+    chunk_size: int
+    width: int
+    dtype: torch.dtype
+    state_dtype: torch.dtype
+    parameter_dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
+    has_conv_bias: bool
+    conv_strides: tuple[int, int]
+    device: torch.device
+
+    @property
+    def inner(self) -> int:
+        """Width of x, of the gate and of the output."""
+        return self.nheads * self.headdim
+
+    @property
+    def conv_dim(self) -> int:
+        """Width of x, B and C together."""
+        return self.inner + 2 * self.ngroups * self.dstate
+
+    @property
+    def projected(self) -> int:
+        """Width of gate, x, B, C and dt together."""
+        return self.inner + self.conv_dim + self.nheads
+
+
+class LayerTensors(NamedTuple):
+    """What a layer brings, the same in every step.
+
+    Attributes:
+        conv_weight: (conv_dim, width). conv_bias: (conv_dim,) or None. A, D, dt_bias: (nheads,).
+        conv_state: (num_slots, conv_dim, width - 1). ssm_state: (num_slots, nheads, headdim, dstate).
+    """
+
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    A: Tensor
+    D: Tensor
+    dt_bias: Tensor
+    conv_state: Tensor
+    ssm_state: Tensor
+
+
+class StepTensors(NamedTuple):
+    """What a step brings, the same for every layer whose caches have the same slots.
+
+    Attributes:
+        cu_seqlens: (nseqs + 1,) int32. cu_chunk_seqlens: (nchunks + 1,) int32. last_chunk_indices: (nseqs,) int32.
+        seq_idx: (nchunks,) int32.
+        slots: (nseqs,) int32, any stride. has_initial_state: (nseqs,) bool.
+        tile_sequence, tile_offset: (ntiles,) int32, see `causal_conv_tiled`.
+    """
+
+    cu_seqlens: Tensor
+    cu_chunk_seqlens: Tensor
+    last_chunk_indices: Tensor
+    seq_idx: Tensor
+    slots: Tensor
+    has_initial_state: Tensor
+    tile_sequence: Tensor
+    tile_offset: Tensor
+
+
+class CheckpointTensors(NamedTuple):
+    """Which states a step keeps in the middle of its prefills, for prefix caching.
+
+    Attributes:
+        chunks: (nseqs,) int64, the chunk that ends at the checkpoint.
+        offsets: (nseqs,) int32, tokens of the sequence in this step up to the checkpoint; 0 for no checkpoint.
+        slots: (nseqs,) int32, where the states there go; a slot that no sequence of the step owns.
+    """
+
+    chunks: Tensor
+    offsets: Tensor
+    slots: Tensor
+
+
+def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, shape: LayerShape) -> None:
+    """Convolution, SSD and state writeback of the sequences of a step.
+
+    Args:
+        projected: (ntokens, shape.projected) dense. Tokens past the last sequence are padding.
+        out: (ntokens, nheads, headdim) dense. Written, except at padding. In this shape, because a mutated argument of
+            which the graph takes a view is cloned by Inductor.
+        layer: its caches are updated in place.
+        step: the sequences.
+        shape: constants.
+    """
+    _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+    convolved = _convolve(inputs, layer, step)
+    _scan(convolved, dt, out, layer, step, shape, {"state_cache": layer.ssm_state, "write_slots": step.slots})
+
+
+def prefill_with_checkpoints(
+    projected: Tensor,
+    out: Tensor,
+    layer: LayerTensors,
+    step: StepTensors,
+    checkpoints: CheckpointTensors,
+    shape: LayerShape,
+) -> None:
+    """`prefill`, and the SSM states in the middle of some sequences go to slots of their own.
+
+    Shapes may not depend on how many there are, so a sequence without a checkpoint writes its last state instead, to
+    its own slot, which it reaches anyway.
+    """
+    _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+    convolved = _convolve(inputs, layer, step)
+    result = _scan(convolved, dt, out, layer, step, shape, {"return_intermediate_states": True})
+
+    has = checkpoints.offsets > 0
+    slots = torch.where(has, checkpoints.slots, step.slots)
+    states_there = result.intermediate_states[checkpoints.chunks]
+    final = result.final_states
+    layer.ssm_state.index_put_((slots,), torch.where(has[:, None, None, None], states_there, final))
+    layer.ssm_state.index_put_((step.slots,), final)
+
+
+def keep_inputs(
+    projected: Tensor, layer: LayerTensors, step: StepTensors, checkpoints: CheckpointTensors, shape: LayerShape
+) -> None:
+    """Before `prefill_with_checkpoints`: the convolution's states in the middle of some sequences.
+
+    A function of its own, so that each graph writes a cache once: of a cache that is written twice Inductor makes a
+    copy. A sequence without a checkpoint writes what its slot holds.
+    """
+    inputs = projected[:, shape.inner : shape.inner + shape.conv_dim]
+    history = shape.width - 1
+    position = checkpoints.offsets[:, None] - history + torch.arange(history, device=inputs.device)
+    new = inputs[(step.cu_seqlens[:-1][:, None] + position).clamp(min=0)]
+    older = layer.conv_state[step.slots[:, None], :, (position + history).clamp(max=history - 1)]
+    older = torch.where(step.has_initial_state[:, None, None], older, 0)
+    there = torch.where((position >= 0)[:, :, None], new, older).transpose(1, 2)
+
+    has = checkpoints.offsets > 0
+    slots = torch.where(has, checkpoints.slots, step.slots)
+    layer.conv_state.index_put_((slots,), torch.where(has[:, None, None], there, layer.conv_state[step.slots]))
+
+
+def _convolve(inputs: Tensor, layer: LayerTensors, step: StepTensors) -> Tensor:
+    convolved: Tensor = causal_conv_tiled(
+        inputs,
+        layer.conv_weight,
+        layer.conv_bias,
+        step.cu_seqlens,
+        layer.conv_state,
+        step.slots,
+        step.has_initial_state,
+        step.tile_sequence,
+        step.tile_offset,
+    )
+    return convolved
+
+
+def _scan(
+    convolved: Tensor,
+    dt: Tensor,
+    out: Tensor,
+    layer: LayerTensors,
+    step: StepTensors,
+    shape: LayerShape,
+    states: dict[str, Any],
+) -> Any:
+    ntokens, groups = convolved.shape[0], shape.ngroups * shape.dstate
+    x, B, C = convolved.split([shape.inner, groups, groups], dim=1)
+    initial_states = torch.where(step.has_initial_state[:, None, None, None], layer.ssm_state[step.slots], 0)
+    return ssd_chunk_scan(
+        x.view(ntokens, shape.nheads, shape.headdim),
+        dt,
+        layer.A,
+        B.view(ntokens, shape.ngroups, shape.dstate),
+        C.view(ntokens, shape.ngroups, shape.dstate),
+        ChunkMetadata(step.cu_seqlens, step.cu_chunk_seqlens, step.last_chunk_indices, step.seq_idx, shape.chunk_size),
+        D=layer.D,
+        dt_bias=layer.dt_bias,
+        dt_softplus=True,
+        initial_states=initial_states,
+        out=out,
+        **states,
+    )

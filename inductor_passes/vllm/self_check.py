@@ -1,0 +1,145 @@
+"""A compiled region is tried before it is used: several sequences at once must equal the same ones one at a time.
+
+The region was traced with symbols for the numbers of tokens, sequences and chunks. This runs it where such code is most
+likely to be wrong (one token, one sequence, one chunk; slots that nobody owns hold NaN) and needs no second
+implementation, so it compiles nothing else. The first runs also load the kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inductor_passes.vllm.compiled_region import CompiledRegion, present
+from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
+from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors
+from mamba_ops import build_chunk_metadata
+from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
+
+_LENGTHS = (1, 3, 40, 2, 75)
+_CONTEXTS = (0, 50, 0, 7, 16)
+_SLOTS = (4, 1, 6, 2, 5)
+_CHECKPOINTS = (0, 0, 33, 1, 0)
+_CHECKPOINT_SLOTS = (0, 0, 7, 8, 0)
+_NUM_SLOTS = 9
+
+
+def self_check(region: CompiledRegion) -> None:
+    """Raise RuntimeError if the region depends on what else is in a batch, or touches a slot that it does not own."""
+    with torch.inference_mode(False), torch.no_grad(), torch.device(region.shape.device):
+        generator = torch.Generator(region.shape.device).manual_seed(0)
+        projected = _random((sum(_LENGTHS), region.shape.projected), region.shape.dtype, generator)
+        together = _layer(region.shape, generator)
+        alone = together._replace(conv_state=_copy(together.conv_state), ssm_state=_copy(together.ssm_state))
+        out = _run(region, projected, together, range(len(_LENGTHS)))
+        starts = torch.tensor((0, *_LENGTHS)).cumsum(0).tolist()
+        for sequence, (start, length) in enumerate(zip(starts, _LENGTHS, strict=False)):
+            rows = slice(start, start + length)
+            alone_out = _run(region, projected[rows].clone(), alone, (sequence,))
+            _require_equal(f"the output of sequence {sequence}", out[rows], alone_out)
+        _require_equal("the states", together.ssm_state, alone.ssm_state)
+        _require_equal("the convolution's states", together.conv_state, alone.conv_state)
+        owned = (*_SLOTS, *_CHECKPOINT_SLOTS[2:4]) if region.checkpoints else _SLOTS
+        unowned = [slot for slot in range(_NUM_SLOTS) if slot not in owned]
+        if not together.ssm_state[unowned].isnan().all() or out.isnan().any():
+            raise RuntimeError("self check: a slot that no sequence owns has been written, or has reached an output")
+
+
+def _run(region: CompiledRegion, projected: Tensor, layer: LayerTensors, sequences: range | tuple[int, ...]) -> Tensor:
+    shape = region.shape
+    lengths = [_LENGTHS[sequence] for sequence in sequences]
+    contexts = [_CONTEXTS[sequence] for sequence in sequences]
+    offsets = torch.tensor((0, *lengths)).cumsum(0).tolist()
+    splits = [_CHECKPOINTS[sequence] if region.checkpoints else 0 for sequence in sequences]
+    metadata = build_chunk_metadata(offsets, shape.chunk_size, contexts, splits, shape.device)
+    tiles = [(row, tile) for row, length in enumerate(lengths) for tile in range(-(-length // BLOCK_TOKENS))]
+    # The slots are a column of a table, and everything is at an odd address, as vLLM's may be.
+    table = torch.zeros(len(lengths), 3, dtype=torch.int32)
+    table[:, 1] = torch.tensor([_SLOTS[sequence] for sequence in sequences])
+    step = StepTensors(
+        _odd(metadata.cu_seqlens),
+        _odd(metadata.cu_chunk_seqlens),
+        _odd(metadata.last_chunk_indices),
+        _odd(metadata.seq_idx),
+        table[:, 1],
+        _odd(torch.tensor(contexts) > 0),
+        _odd(torch.tensor([row for row, _ in tiles], dtype=torch.int32)),
+        _odd(torch.tensor([tile for _, tile in tiles], dtype=torch.int32)),
+    )
+    out = torch.full((projected.shape[0], shape.nheads, shape.headdim), torch.nan, dtype=shape.dtype)
+    sizes = (
+        projected.shape[0],
+        len(lengths),
+        step.seq_idx.shape[0],
+        len(tiles),
+        step.slots.stride(0),
+        _NUM_SLOTS,
+        layer.conv_state.stride(0) // SLOT_MULTIPLE,
+        layer.ssm_state.stride(0) // SLOT_MULTIPLE,
+    )
+    kept = _checkpoints(splits, sequences, metadata.cu_chunk_seqlens.tolist(), offsets) if region.checkpoints else ()
+    region(sizes, projected, out, present(layer), (*step, *kept))
+    return out
+
+
+def _checkpoints(
+    splits: list[int], sequences: range | tuple[int, ...], chunk_starts: list[int], starts: list[int]
+) -> CheckpointTensors:
+    ends = [chunk_starts.index(start + split) - 1 if split else 0 for start, split in zip(starts, splits, strict=False)]
+    slots = [_CHECKPOINT_SLOTS[sequence] if split else 0 for sequence, split in zip(sequences, splits, strict=True)]
+    return CheckpointTensors(
+        _odd(torch.tensor(ends)),
+        _odd(torch.tensor(splits, dtype=torch.int32)),
+        _odd(torch.tensor(slots, dtype=torch.int32)),
+    )
+
+
+def _layer(shape: LayerShape, generator: torch.Generator) -> LayerTensors:
+    conv_dtype, d_dtype, dt_bias_dtype = shape.parameter_dtypes
+    channel, token = shape.conv_strides
+    length = shape.conv_dim * channel if token == 1 else shape.conv_dim * (shape.width - 1)
+    row = (shape.nheads, shape.headdim, shape.dstate)
+    layer = LayerTensors(
+        _random((shape.conv_dim, shape.width), conv_dtype, generator),
+        _random((shape.conv_dim,), conv_dtype, generator) if shape.has_conv_bias else None,
+        -torch.rand(shape.nheads, generator=generator),
+        _random((shape.nheads,), d_dtype, generator),
+        _random((shape.nheads,), dt_bias_dtype, generator),
+        _slots(length, shape.dtype, generator).as_strided(
+            (_NUM_SLOTS, shape.conv_dim, shape.width - 1), (_padded(length), channel, token)
+        ),
+        _slots(row[0] * row[1] * row[2], shape.state_dtype, generator).unflatten(1, row),
+    )
+    for cache in (layer.conv_state, layer.ssm_state):
+        cache[[slot for slot in range(_NUM_SLOTS) if slot not in _SLOTS]] = torch.nan
+    return layer
+
+
+def _padded(size: int) -> int:
+    return -(-size // SLOT_MULTIPLE) * SLOT_MULTIPLE + SLOT_MULTIPLE
+
+
+def _slots(size: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return _random((_NUM_SLOTS, _padded(size)), dtype, generator)[:, :size]
+
+
+def _random(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.randn(size, generator=generator).to(dtype)
+
+
+def _copy(cache: Tensor) -> Tensor:
+    copy = torch.empty_strided(cache.shape, cache.stride(), dtype=cache.dtype)
+    return copy.copy_(cache)
+
+
+def _odd(tensor: Tensor) -> Tensor:
+    return torch.cat((tensor.new_zeros(1), tensor.to(torch.get_default_device())))[1:]
+
+
+def _require_equal(name: str, a: Tensor, b: Tensor) -> None:
+    """Bit for bit on a GPU. On a CPU matrix products depend on the size of the batch in their last bits."""
+    dtype = a.dtype
+    a, b = a.float().nan_to_num(nan=1e4), b.float().nan_to_num(nan=1e4)
+    tolerance = 0.0 if a.device.type != "cpu" else 8 * torch.finfo(dtype).eps
+    if ((a - b).abs() > tolerance * b.abs().clamp(min=16.0)).any():
+        raise RuntimeError(f"self check: {name} differs between a batch and its sequences one by one")

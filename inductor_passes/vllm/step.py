@@ -1,0 +1,119 @@
+"""What a step means for the plugin, worked out once a step and not once a layer.
+
+vLLM builds one metadata object for each group of layers whose caches share slots. The plan made from it is kept on that
+object, so it lives as long as the step does.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inductor_passes.vllm.decline import Decline
+from inductor_passes.vllm.region import CheckpointTensors, StepTensors
+from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
+
+_ATTRIBUTE = "_mamba_ops_plan"
+
+
+class StepPlan:
+    """How the layers of a group run in a step.
+
+    Attributes:
+        decline: why vLLM's own code runs, or None.
+        tensors: of the sequences in prefill. checkpoints: of the states kept in the middle of them, or None.
+        sizes: nseqs, nchunks, ntiles, slots_stride; see `Sizes`.
+        num_decode_tokens: tokens in front of those in prefill.
+        without_prefill: metadata in which only the decodes are left, or None if there are none.
+    """
+
+    __slots__ = ("checkpoints", "decline", "num_decode_tokens", "sizes", "tensors", "without_prefill")
+
+    def __init__(self, metadata: Any, device: torch.device) -> None:
+        self.num_decode_tokens: int = metadata.num_decode_tokens
+        self.tensors = _step_tensors(metadata)
+        self.checkpoints = _checkpoint_tensors(metadata)
+        self.decline = _decline(self.tensors, self.checkpoints, device)
+        self.sizes = (
+            self.tensors.slots.shape[0],
+            self.tensors.seq_idx.shape[0],
+            self.tensors.tile_sequence.shape[0],
+            self.tensors.slots.stride(0),
+        )
+        self.without_prefill = _without_prefill(metadata) if metadata.num_decodes > 0 else None
+
+
+def plan_of(metadata: Any, device: torch.device) -> StepPlan:
+    """The plan of a step that has sequences in prefill."""
+    plan: StepPlan | None = metadata.__dict__.get(_ATTRIBUTE)
+    if plan is None:
+        plan = StepPlan(metadata, device)
+        metadata.__dict__[_ATTRIBUTE] = plan
+    return plan
+
+
+def _step_tensors(metadata: Any) -> StepTensors:
+    tile_sequence = tile_offset = metadata.seq_idx_p  # a CPU needs none
+    tiles = metadata.nums_dict and metadata.nums_dict.get(BLOCK_TOKENS)
+    if tiles:
+        tile_sequence = tiles["batch_ptr"][: tiles["tot"]]
+        tile_offset = tiles["token_chunk_offset_ptr"][: tiles["tot"]]
+    slots = metadata.state_indices_tensor_p
+    return StepTensors(
+        metadata.query_start_loc_p,
+        metadata.cu_chunk_seqlen_p,
+        metadata.last_chunk_indices_p,
+        metadata.seq_idx_p,
+        slots if slots.dtype == torch.int32 else slots.to(torch.int32),
+        metadata.has_initial_states_p,
+        tile_sequence,
+        tile_offset,
+    )
+
+
+def _checkpoint_tensors(metadata: Any) -> CheckpointTensors | None:
+    if metadata.checkpoint_chunk_idx is None:
+        return None
+    meta = metadata.checkpoint_meta
+    slots = meta.state_indices.to(torch.int32).contiguous()
+    return CheckpointTensors(metadata.checkpoint_chunk_idx, meta.checkpoint_offsets.to(torch.int32), slots)
+
+
+def _decline(tensors: StepTensors, checkpoints: CheckpointTensors | None, device: torch.device) -> Decline | None:
+    """What the compiled code takes for granted about the step."""
+    kept = {} if checkpoints is None else checkpoints._asdict()
+    kept["checkpoint_slots"] = kept.pop("slots", tensors.cu_seqlens)
+    for name, tensor in (tensors._asdict() | kept).items():
+        dtype = {"has_initial_state": torch.bool, "chunks": torch.int64}.get(name, torch.int32)
+        if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.dim() != 1:
+            return Decline.METADATA
+        if tensor.device != device:
+            return Decline.DEVICE
+        if name != "slots" and not tensor.is_contiguous():
+            return Decline.METADATA
+    nseqs, nchunks = tensors.slots.shape[0], tensors.seq_idx.shape[0]
+    sizes = [(tensors.cu_seqlens, nseqs + 1), (tensors.cu_chunk_seqlens, nchunks + 1)]
+    sizes += [
+        (tensor, nseqs) for tensor in (tensors.last_chunk_indices, tensors.has_initial_state, *(checkpoints or ()))
+    ]
+    if any(tensor.shape[0] != size for tensor, size in sizes):
+        return Decline.METADATA
+    if device.type == "cpu" and tensors.slots.unique().shape[0] != nseqs:
+        return Decline.SHARED_SLOT  # only in warm-up runs, whose sequences have no slots of their own
+    return None
+
+
+def _without_prefill(metadata: Any) -> Any:
+    decodes = copy.copy(metadata)
+    decodes.__dict__.pop(_ATTRIBUTE, None)
+    decodes.num_prefills = 0
+    decodes.num_prefill_tokens = 0
+    decodes.has_initial_states_p = None
+    decodes.query_start_loc_p = None
+    decodes.state_indices_tensor_p = None
+    decodes.checkpoint_chunk_idx = None
+    decodes.checkpoint_meta = None
+    return decodes

@@ -1,0 +1,67 @@
+"""Running both a layer's own code and vLLM's on the same inputs, for tests: option `verify`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.forward_context import get_forward_context
+
+from inductor_passes.vllm.decline import counters
+
+logger = logging.getLogger("vllm.mamba_ops")
+
+Forward = Callable[[Tensor, Tensor], None]
+
+
+def verified(layer: Any, stock: Forward, ours: Forward) -> Forward:
+    """A forward that runs `ours`, and in front of it, on the first prefills of the process, `stock` to compare.
+
+    Outputs and the slots of every sequence of the step are compared; `counters` has the result. What is left in the
+    cache and in the output comes from `ours`.
+    """
+    options = layer._options
+
+    def forward(projected_states: Tensor, output: Tensor) -> None:
+        by_layer = get_forward_context().attn_metadata
+        metadata = by_layer.get(layer.prefix) if isinstance(by_layer, dict) else None
+        if (
+            metadata is None
+            or metadata.num_prefills == 0
+            or metadata.checkpoint_chunk_idx is not None
+            or counters.verified >= options.verify
+        ):
+            ours(projected_states, output)
+            return
+        ntokens = metadata.num_prefill_tokens + metadata.num_decode_tokens
+        slots = [metadata.state_indices_tensor_p.flatten()]
+        if metadata.num_decodes:
+            slots.append(metadata.state_indices_tensor_d.flatten())
+        rows = torch.cat(slots).long().unique()
+        before = [cache[rows].clone() for cache in layer.kv_cache]
+        expected = torch.empty_like(output)
+        stock(projected_states, expected)
+        after = [cache[rows].clone() for cache in layer.kv_cache]
+        for cache, saved in zip(layer.kv_cache, before, strict=True):
+            cache[rows] = saved
+        ours(projected_states, output)
+        counters.verified += 1
+        pairs = [("output", output[:ntokens], expected[:ntokens])]
+        pairs += [(f"state {i}", c[rows], a) for i, (c, a) in enumerate(zip(layer.kv_cache, after, strict=True))]
+        wrong = [text for name, got, want in pairs if (text := _difference(name, got, want, options.verify_tolerance))]
+        if wrong:
+            counters.mismatches += 1
+            logger.error("mamba_ops: layer %s differs from vLLM's own code: %s", layer.prefix, "; ".join(wrong))
+
+    return forward
+
+
+def _difference(name: str, got: Tensor, want: Tensor, tolerance: float) -> str:
+    if torch.equal(got, want):
+        return ""
+    difference = (got.float() - want.float()).abs().max().item()
+    scale = want.float().abs().max().item()
+    return "" if difference <= tolerance * scale else f"{name} by {difference:.3g} of {scale:.3g}"

@@ -1,0 +1,48 @@
+"""Schedules of requests for `engine.py`."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+VOCABULARY = 512
+Event = list[Any]
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(1, VOCABULARY), k=length)
+
+
+def add(step: int, name: str, tokens: list[int], max_tokens: int = 6) -> Event:
+    return [step, "add", name, tokens, max_tokens]
+
+
+def at_once(lengths: tuple[int, ...], max_tokens: int = 6) -> list[Event]:
+    return [add(0, f"r{i}", prompt(i, length), max_tokens) for i, length in enumerate(lengths)]
+
+
+def around_edges(chunk: int, budget: int) -> list[Event]:
+    """Lengths around chunks and around what one step takes, one request after the other and mixed with decodes."""
+    edges = (chunk, 2 * chunk, budget, 2 * budget)
+    lengths = [1, 2, 3, 4, *(edge + d for edge in edges for d in (-1, 0, 1, 2))]
+    return [add(3 * i, f"r{i}", prompt(i, length), 5) for i, length in enumerate(lengths)]
+
+
+def shared_prefixes() -> list[Event]:
+    base = prompt(1000, 500)
+    cuts = (255, 256, 257, 300, 384, 385, 500)
+    tails = [base[:cut] + prompt(cut, tail) for cut in cuts for tail in (1, 20, 130)]
+    return [add(4 * i, f"r{i}", tokens, 4) for i, tokens in enumerate(tails)]
+
+
+def random_schedule(seed: int) -> list[Event]:
+    """A few requests at random times, some of which are aborted, some of which begin like another."""
+    rng = random.Random(seed)
+    events: list[Event] = []
+    for number in range(rng.randint(1, 5)):
+        tokens = prompt(rng.randrange(4), rng.choice((0, 0, 40, 128, 200))) + prompt(seed + number, rng.randint(1, 260))
+        step = rng.randint(0, 6)
+        events.append(add(step, f"r{number}", tokens, rng.randint(1, 6)))
+        if rng.random() < 0.2:
+            events.append([step + rng.randint(1, 4), "abort", f"r{number}"])
+    return events

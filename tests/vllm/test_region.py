@@ -1,0 +1,217 @@
+"""The compiled region against the same function run op by op, with its snapshot. Needs no vLLM."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.codecache import PyCodeCache
+
+from inductor_passes.vllm.compiled_region import (
+    CompiledRegion,
+    compile_region,
+    compile_region_with_checkpoints,
+    present,
+)
+from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
+from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors, prefill
+from inductor_passes.vllm.self_check import self_check
+from mamba_ops import build_chunk_metadata
+
+NUM_SLOTS = 24
+
+
+def shape_on(device: str, dtype: torch.dtype = torch.float32) -> LayerShape:
+    channels = 8 * 32 + 2 * 2 * 16
+    return LayerShape(
+        nheads=8,
+        headdim=32,
+        ngroups=2,
+        dstate=16,
+        chunk_size=64,
+        width=4,
+        dtype=dtype,
+        state_dtype=torch.float32,
+        parameter_dtypes=(dtype, dtype, dtype),
+        has_conv_bias=True,
+        conv_strides=(1, channels),
+        device=torch.device(device),
+    )
+
+
+def make_layer(shape: LayerShape) -> LayerTensors:
+    """Caches as two views of one buffer of bytes, one page a slot, what nobody owns NaN."""
+    conv = shape.conv_dim * (shape.width - 1) * shape.dtype.itemsize
+    ssm = shape.nheads * shape.headdim * shape.dstate * shape.state_dtype.itemsize
+    step = 16 * SLOT_MULTIPLE
+    page = -(-(conv + ssm) // step) * step + step
+    pages = torch.empty(NUM_SLOTS, page, dtype=torch.int8, device=shape.device)
+    first = pages[:, :conv].view(shape.dtype).unflatten(1, (shape.width - 1, shape.conv_dim)).transpose(1, 2)
+    second = pages[:, conv : conv + ssm].view(shape.state_dtype)
+    second = second.unflatten(1, (shape.nheads, shape.headdim, shape.dstate))
+    for cache in (first, second):
+        cache.copy_(torch.randn(cache.shape))
+    make = {"dtype": shape.dtype, "device": shape.device}
+    return LayerTensors(
+        torch.randn(shape.conv_dim, shape.width, **make),
+        torch.randn(shape.conv_dim, **make),
+        -torch.rand(shape.nheads, device=shape.device),
+        torch.randn(shape.nheads, **make),
+        torch.randn(shape.nheads, **make),
+        first,
+        second,
+    )
+
+
+def make_step(lengths: list[int], contexts: list[int], shape: LayerShape) -> StepTensors:
+    offsets = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    metadata = build_chunk_metadata(offsets, shape.chunk_size, contexts)
+    table = torch.zeros(len(lengths), 5, dtype=torch.int32)
+    table[:, 0] = torch.randperm(NUM_SLOTS)[: len(lengths)]
+    tiles = [(row, tile) for row, length in enumerate(lengths) for tile in range(-(-length // 8))]
+    tensors = (
+        metadata.cu_seqlens,
+        metadata.cu_chunk_seqlens,
+        metadata.last_chunk_indices,
+        metadata.seq_idx,
+        table,
+        torch.tensor(contexts) > 0,
+        torch.tensor(tiles, dtype=torch.int32).T.contiguous()[0],
+        torch.tensor(tiles, dtype=torch.int32).T.contiguous()[1],
+    )
+    step = StepTensors(*(tensor.to(shape.device) for tensor in tensors))
+    return step._replace(slots=step.slots[:, 0])
+
+
+def sizes_of(projected: Tensor, layer: LayerTensors, step: StepTensors) -> tuple[int, ...]:
+    steps = (cache.stride(0) // SLOT_MULTIPLE for cache in (layer.conv_state, layer.ssm_state))
+    counts = (step.slots.shape[0], step.seq_idx.shape[0], step.tile_sequence.shape[0])
+    return projected.shape[0], *counts, step.slots.stride(0), NUM_SLOTS, *steps
+
+
+def assert_equals_uncompiled(region: CompiledRegion, lengths: list[int], contexts: list[int]) -> None:
+    shape = region.shape
+    step = make_step(lengths, contexts, shape)
+    layer = make_layer(shape)
+    untouched = [slot for slot in range(NUM_SLOTS) if slot not in step.slots.tolist()]
+    layer.ssm_state[untouched] = torch.nan
+    layer.ssm_state[step.slots.long()[~step.has_initial_state]] = torch.nan  # stale
+    other = make_layer(shape)
+    other = layer._replace(
+        conv_state=other.conv_state.copy_(layer.conv_state), ssm_state=other.ssm_state.copy_(layer.ssm_state)
+    )
+    padding = 3
+    projected = torch.randn(sum(lengths) + padding, shape.projected, dtype=shape.dtype, device=shape.device)
+    out, expected = (
+        torch.full((projected.shape[0], shape.nheads, shape.headdim), torch.nan, dtype=shape.dtype, device=shape.device)
+        for _ in range(2)
+    )
+    prefill(projected, expected, other, step, shape)
+    region(sizes_of(projected, layer, step), projected, out, present(layer), step)
+    for got, want in (
+        (out[:-padding], expected[:-padding]),
+        (layer.conv_state, other.conv_state),
+        (layer.ssm_state, other.ssm_state),
+    ):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert not out[:-padding].isnan().any()
+    assert out[-padding:].isnan().all()
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def region(request: pytest.FixtureRequest) -> CompiledRegion:
+    return compile_region(shape_on(request.param))
+
+
+def test_the_pass_removed_the_snapshot(region: CompiledRegion) -> None:
+    assert [rewrite.into for rewrite in region.report.rewrites] == ["state_passing_indexed"]
+    assert "aten.index.Tensor" in region.graph_before
+    assert "aten.index.Tensor" not in region.graph_after
+
+
+@pytest.mark.fault(7)
+@pytest.mark.parametrize("nseqs", [1, 2, 3, 17])
+def test_states_are_continued(region: CompiledRegion, nseqs: int) -> None:
+    assert_equals_uncompiled(region, [5 + 61 * (i % 3) for i in range(nseqs)], [64 + i for i in range(nseqs)])
+    assert_equals_uncompiled(region, [1] * nseqs, [i % 2 for i in range(nseqs)])
+
+
+@pytest.mark.fault(12)
+@pytest.mark.fault(15)
+def test_one_compile_for_all_sizes(region: CompiledRegion) -> None:
+    rng = random.Random()
+    modules = len(PyCodeCache.modules)
+    for _ in range(40):
+        nseqs = rng.randint(1, 9)
+        contexts = [rng.choice((0, 1, 63, 64, 100)) for _ in range(nseqs)]
+        assert_equals_uncompiled(region, [rng.randint(1, 150) for _ in range(nseqs)], contexts)
+    assert len(PyCodeCache.modules) == modules
+
+
+@pytest.mark.parametrize("compiler", [compile_region, compile_region_with_checkpoints])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_self_check_passes(compiler: object, device: str, dtype: torch.dtype) -> None:
+    assert callable(compiler)
+    self_check(compiler(shape_on(device, dtype)))
+
+
+def test_self_check_finds_a_region_that_mixes_sequences(region: CompiledRegion) -> None:
+    def run(arguments: list[object]) -> None:
+        region.run(arguments.copy())
+        out = arguments[9]
+        assert isinstance(out, Tensor)
+        out[0] += out[-1]
+
+    broken = CompiledRegion(region.shape, False, run, region.report, "", "", "")
+    with pytest.raises(RuntimeError, match="self check: the output of sequence 0"):
+        self_check(broken)
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("offset", [2, 40, 64, 100])
+def test_checkpoint_is_the_state_of_a_shorter_prefill(region: CompiledRegion, offset: int) -> None:
+    """The slot of a checkpoint holds what a prefill up to there leaves; the rest is as without a checkpoint."""
+    shape = region.shape
+    layer, shorter, plain = make_layer(shape), make_layer(shape), make_layer(shape)
+    plain = layer._replace(conv_state=plain.conv_state, ssm_state=plain.ssm_state)
+    shorter = layer._replace(conv_state=shorter.conv_state, ssm_state=shorter.ssm_state)
+    for copy in (plain, shorter):
+        copy.conv_state.copy_(layer.conv_state)
+        copy.ssm_state.copy_(layer.ssm_state)
+    lengths, contexts = [120, 30], [50, 0]
+    projected = torch.randn(150, shape.projected, device=shape.device)
+    out, plain_out = (torch.empty(150, shape.nheads, shape.headdim, device=shape.device) for _ in range(2))
+    step = make_step(lengths, contexts, shape)
+    metadata = build_chunk_metadata([0, 120, 150], 64, contexts, [offset, 0], shape.device)
+    split = step._replace(
+        cu_chunk_seqlens=metadata.cu_chunk_seqlens,
+        last_chunk_indices=metadata.last_chunk_indices,
+        seq_idx=metadata.seq_idx,
+    )
+    free = next(slot for slot in range(NUM_SLOTS) if slot not in step.slots.tolist())
+    chunk = metadata.cu_chunk_seqlens.tolist().index(offset) - 1
+    make = {"dtype": torch.int32, "device": shape.device}
+    kept = CheckpointTensors(
+        torch.tensor([chunk, 0], device=shape.device),
+        torch.tensor([offset, 0], **make),
+        torch.tensor([free, 0], **make),
+    )
+    with_checkpoints = compile_region_with_checkpoints(shape)
+    with_checkpoints(sizes_of(projected, layer, split), projected, out, present(layer), (*split, *kept))
+
+    prefill(projected, plain_out, plain, step, shape)
+    # Chunks end elsewhere, so sums are taken in another order.
+    close = {"rtol": 1e-3, "atol": 2e-3}
+    torch.testing.assert_close(out, plain_out, **close)
+    slots = step.slots.long()
+    torch.testing.assert_close(layer.ssm_state[slots], plain.ssm_state[slots], **close)
+    torch.testing.assert_close(layer.conv_state[slots], plain.conv_state[slots])
+    first = make_step([offset], [50], shape)._replace(
+        slots=step.slots[:1], has_initial_state=step.has_initial_state[:1]
+    )
+    prefill(projected[:offset], torch.empty(offset, 8, 32, device=shape.device), shorter, first, shape)
+    torch.testing.assert_close(layer.ssm_state[free], shorter.ssm_state[slots[0]], **close)
+    torch.testing.assert_close(layer.conv_state[free], shorter.conv_state[slots[0]])
