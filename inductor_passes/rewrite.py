@@ -60,9 +60,8 @@ def eliminate(graph: fx.Graph, elimination: Elimination) -> Rewrite:
     is_view_on_gpu = bool(cache.steps) and cache.value.device.type != "cpu"
     traced = trace(indexed, arguments, opaque=is_view_on_gpu)
     (entering, new_root, new_view), added = insert(graph, traced, site.node)
-    for old_nodes, new in ((site.entering, entering), (writeback.new_root, new_root), (writeback.new_view, new_view)):
-        for old in old_nodes:
-            _take_place(old, new)
+    places = ((site.entering, entering), (writeback.new_root, new_root), (writeback.new_view, new_view))
+    _take_places(graph, [(old, new) for old_nodes, new in places for old in old_nodes], added)
     unused = (*writeback.new_view, *writeback.new_root, *writeback.nodes, *site.entering, *site.final_states, site.node)
     return _finish(graph, site, "state_passing_indexed", unused, added)
 
@@ -94,7 +93,7 @@ def gather_in_one_launch(graph: fx.Graph, site: StatePassing, snapshot: Snapshot
 
     traced = trace(gather, (snapshot.source, without_copies(slots), mask.node), opaque=False)
     new, added = insert(graph, traced, masked)
-    _take_place(masked, new)
+    _take_places(graph, [(masked, new)], added)
     return _finish(graph, site, "masked_gather", (masked,), added)
 
 
@@ -129,9 +128,16 @@ def _finish(graph: fx.Graph, site: StatePassing, into: str, old: Iterable[fx.Nod
     )
 
 
-def _take_place(old: fx.Node, new: fx.Node) -> None:
-    old.replace_all_uses_with(new)
-    new.meta["val"] = old.meta["val"]  # views of it share its fake storage
+def _take_places(graph: fx.Graph, places: list[tuple[fx.Node, fx.Node]], added: list[fx.Node]) -> None:
+    """Let new nodes be used in the place of old ones, all of them or, if one does not fit, none."""
+    for old, new in places:
+        was, now = tensor(old), tensor(new)
+        if (was.dtype, was.device) != (now.dtype, now.device) or not _have_same_shape(was.shape, now.shape):
+            erase_unused(graph, *reversed(added))
+            raise AssertionError(f"{new} ({now.dtype}, {now.shape}) does not fit in the place of {old} ({was.dtype})")
+    for old, new in places:
+        old.replace_all_uses_with(new)
+        new.meta["val"] = old.meta["val"]  # views of it share its fake storage
 
 
 def _have_same_shape(a: torch.Size, b: torch.Size) -> bool:
