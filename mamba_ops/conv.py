@@ -52,7 +52,7 @@ def causal_conv(
     )
     if checks_enabled(conv_state.device):
         read_slots, write_slots = checked_slots(
-            cu_seqlens, read_slots, has_initial_state, write_slots, x.shape[0], conv_state.shape[0], crossed=True
+            cu_seqlens, read_slots, has_initial_state, write_slots, x.shape[0], conv_state.shape[0]
         )
     return causal_conv_unchecked(x, weight, bias, cu_seqlens, conv_state, read_slots, has_initial_state, write_slots)
 

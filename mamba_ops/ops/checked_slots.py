@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from mamba_ops.value_checks import check_indexed_slots, check_uncrossed_slots, resolve_slots
+from mamba_ops.value_checks import check_indexed_slots, resolve_slots
 
 
 @custom_op("mamba_ops::checked_slots", mutates_args=())
@@ -15,7 +15,6 @@ def checked_slots(
     write_slots: Tensor,
     ntokens: int,
     num_slots: int,
-    crossed: bool,
 ) -> tuple[Tensor, Tensor]:
     """The slots, counted from the front, once they and the offsets have passed the checks.
 
@@ -26,14 +25,12 @@ def checked_slots(
         read_slots, write_slots: (nseqs,) int32 or int64, any stride.
         has_initial_state: (nseqs,) bool, None for all of them; the others' read slots are not checked.
         ntokens: tokens of the batch. num_slots: slots of the cache.
-        crossed: whether a sequence may read a slot that another one writes.
 
     Returns:
         read_slots and write_slots, (nseqs,) int64 dense.
 
     Raises:
-        ValueError: offsets that decrease or do not fit the tokens, a slot out of range, two equal write slots, or
-            slots that cross where they may not.
+        ValueError: offsets that decrease or do not fit the tokens, a slot out of range, or two equal write slots.
     """
     offsets = cu_seqlens.cpu()
     lengths = offsets.diff()
@@ -45,8 +42,6 @@ def checked_slots(
     written = (lengths > 0).to(write_slots.device)
     read = written if has_initial_state is None else written & has_initial_state
     check_indexed_slots(read_slots, read, write_slots, written, num_slots)
-    if not crossed:
-        check_uncrossed_slots(read_slots, read, write_slots, written, num_slots)
     return resolve_slots(read_slots, num_slots), resolve_slots(write_slots, num_slots)
 
 
@@ -58,7 +53,6 @@ def _(
     write_slots: Tensor,
     ntokens: int,
     num_slots: int,
-    crossed: bool,
 ) -> tuple[Tensor, Tensor]:
     return (
         read_slots.new_empty(read_slots.shape, dtype=torch.int64),

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.equality import whole_pool
 from benchmarks.inputs import Inputs, Shape, make_inputs
+from benchmarks.paths import ours
 from mamba_ops import ops, ssd_chunk_scan
 
 SMALL = Shape(nheads=8, headdim=64, dstate=128, ngroups=2, chunk_size=128)
@@ -34,15 +36,7 @@ def random_inputs(shape: Shape, seed: int, lengths: list[int] | None = None, **o
 
 
 def continue_in_place(inputs: Inputs, cache: Tensor, out: Tensor) -> None:
-    ssd_chunk_scan(
-        **inputs.arguments(),
-        dt_softplus=True,
-        state_cache=cache,
-        read_slots=inputs.slots,
-        has_initial_state=inputs.has_initial_state,
-        write_slots=inputs.slots,
-        out=out,
-    )
+    ours(inputs, out, cache)
 
 
 def continue_from_snapshot(inputs: Inputs, cache: Tensor, out: Tensor) -> None:
@@ -60,7 +54,7 @@ def continue_from_snapshot(inputs: Inputs, cache: Tensor, out: Tensor) -> None:
 
 def copy_of(cache: Tensor) -> tuple[Tensor, Tensor]:
     """A copy of the cache with its padding: the pool, and the cache in it."""
-    pool = cache.as_strided((cache.shape[0], cache.stride(0)), (cache.stride(0), 1)).clone()
+    pool = whole_pool(cache).clone()
     return pool, pool.as_strided(cache.shape, cache.stride())
 
 

@@ -49,7 +49,7 @@ def arguments_of_every_op(state_dtype: torch.dtype) -> dict[str, tuple[Any, tupl
         "state_passing_indexed": (ops.state_passing_indexed, (states, dA_cumsum, last, cache, slots, has, slots)),
         "chunk_scan": (ops.chunk_scan, (*scan, torch.randn(nheads), torch.randn(25, nheads, headdim))),
         "masked_gather": (ops.masked_gather, (cache, slots, has)),
-        "checked_slots": (checked_slots, (metadata.cu_seqlens, slots, has, slots, 25, 6, False)),
+        "checked_slots": (checked_slots, (metadata.cu_seqlens, slots, has, slots, 25, 6)),
     }
 
 
