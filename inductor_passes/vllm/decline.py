@@ -15,7 +15,7 @@ logger = logging.getLogger("vllm.mamba_ops")
 class Decline(enum.Enum):
     """A reason; the value says it in a sentence."""
 
-    NOT_BUILT = "the region could not be built or compiled; a warning has said why"
+    NOT_BUILT = "there is no compiled region for the layer"
     CHECKPOINTS = "a state in the middle of the prefill is kept, though prefix caching is off"
     METADATA = "the metadata of the step has another form than expected"
     DEVICE = "the metadata of the step is on another device"
@@ -43,6 +43,15 @@ class Counters:
         self.snapshots_removed = 0
         self.verified = 0
         self.mismatches = 0
+
+    def decline(self, reason: Decline) -> None:
+        """Note that vLLM's code runs a prefill; the first time for a reason, say so.
+
+        Why a region was not built has been said already.
+        """
+        if not self.declined[reason] and reason is not Decline.NOT_BUILT:
+            logger.warning("mamba_ops: vLLM's own code runs a prefill: %s (said once, then counted)", reason.value)
+        self.declined[reason] += 1
 
     def compiled(self, report: GraphReport) -> None:
         """Note that a region has been compiled."""

@@ -27,6 +27,8 @@ from inductor_passes.vllm.verify import verified
 
 logger = logging.getLogger("vllm.mamba_ops")
 
+_said: set[str] = set()
+
 
 class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
     """vLLM's Mamba2 mixer whose prefill is one compiled region that reads cached states in place."""
@@ -65,7 +67,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         plan = plan_of(metadata, projected_states.device)
         decline = self._decline(plan, projected_states, output)
         if decline is not None:
-            counters.declined[decline] += 1
+            counters.decline(decline)
             super().conv_ssm_forward(projected_states, output)
             return
         if plan.without_prefill is not None:
@@ -127,7 +129,9 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             # What vLLM would tune here, for a minute, is then used by no step.
             self._ssd_kernels_warmed_up |= not self._region.row_bytes & self._region.misaligned
         except Exception as error:
-            logger.warning("mamba_ops: vLLM's own code runs layer %s: %s", self.prefix, error)
+            if str(error) not in _said:  # layers of one shape fail alike
+                _said.add(str(error))
+                logger.warning("mamba_ops: vLLM's own code runs layer %s and those like it: %s", self.prefix, error)
             logger.debug("mamba_ops: how it failed", exc_info=True)
 
     def _bind(self) -> None:

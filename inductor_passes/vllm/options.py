@@ -1,7 +1,7 @@
 """The plugin's options: one table, read from the environment and from vLLM's `additional_config`.
 
 An option `name` is `MAMBA_OPS_VLLM_NAME` in the environment and `{"mamba_ops": {"name": ...}}` in `additional_config`,
-which wins. `MAMBA_OPS_VLLM=1` is short for `enabled=1`.
+which wins. `MAMBA_OPS_VLLM=0` is short for `enabled=0`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Options:
         verify_tolerance: largest difference that `verify` accepts, relative to the largest value; 0 is bit for bit.
     """
 
-    enabled: bool = False  # until it has been compared with vLLM on a GPU
+    enabled: bool = True
     eliminate: bool = True
     cpp_host_code: bool = False
     self_check: bool = True

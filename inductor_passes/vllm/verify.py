@@ -20,30 +20,28 @@ Forward = Callable[[Tensor, Tensor], None]
 def verified(layer: Any, stock: Forward, ours: Forward) -> Forward:
     """A forward that runs `ours`, and in front of it, on the first prefills of the process, `stock` to compare.
 
-    Outputs and the slots of every sequence of the step are compared; `counters` has the result. What is left in the
-    cache and in the output comes from `ours`.
+    Outputs and the slots of every sequence of the step, with those of its checkpoints, are compared; `counters` has the
+    result. What is left in the cache and in the output comes from `ours`.
     """
     options = layer._options
 
     def forward(projected_states: Tensor, output: Tensor) -> None:
         by_layer = get_forward_context().attn_metadata
         metadata = by_layer.get(layer.prefix) if isinstance(by_layer, dict) else None
-        if (
-            metadata is None
-            or metadata.num_prefills == 0
-            or metadata.checkpoint_chunk_idx is not None
-            or counters.verified >= options.verify
-        ):
+        if metadata is None or metadata.num_prefills == 0 or counters.verified >= options.verify:
             ours(projected_states, output)
             return
         ntokens = metadata.num_prefill_tokens + metadata.num_decode_tokens
         slots = [metadata.state_indices_tensor_p.flatten()]
         if metadata.num_decodes:
             slots.append(metadata.state_indices_tensor_d.flatten())
+        if metadata.checkpoint_chunk_idx is not None:
+            kept = metadata.checkpoint_meta
+            slots.append(kept.state_indices[kept.checkpoint_offsets > 0])
         rows = torch.cat(slots).long().unique()
         before = [cache[rows].clone() for cache in layer.kv_cache]
         expected = torch.empty_like(output)
-        stock(projected_states, expected)
+        stock(projected_states.clone(), expected)  # a decode's convolution writes into its input
         after = [cache[rows].clone() for cache in layer.kv_cache]
         for cache, saved in zip(layer.kv_cache, before, strict=True):
             cache[rows] = saved

@@ -13,14 +13,14 @@ def test_defaults() -> None:
     assert read_options(None, {"PATH": "/bin"}) == Options()
 
 
-@pytest.mark.parametrize("text", ["0", "false", "OFF", None])
-def test_it_is_off_unless_the_user_says_otherwise(text: str | None) -> None:
-    assert not read_options(None, {} if text is None else {"MAMBA_OPS_VLLM": text}).enabled
+@pytest.mark.parametrize("text", ["0", "false", "OFF"])
+def test_the_short_form_turns_it_off(text: str) -> None:
+    assert not read_options(None, {"MAMBA_OPS_VLLM": text}).enabled
 
 
-@pytest.mark.parametrize("text", ["1", "true", "ON"])
-def test_the_short_form_turns_it_on(text: str) -> None:
-    assert read_options(None, {"MAMBA_OPS_VLLM": text}).enabled
+@pytest.mark.parametrize("text", ["1", "true", "ON", None])
+def test_it_is_on_unless_the_user_says_otherwise(text: str | None) -> None:
+    assert read_options(None, {} if text is None else {"MAMBA_OPS_VLLM": text}).enabled
 
 
 def test_additional_config_wins() -> None:

@@ -203,8 +203,8 @@ def test_checkpoint_is_the_state_of_a_shorter_prefill(region: CompiledRegion, of
     with_checkpoints(sizes_of(projected, layer, split), projected, out, present(layer), (*split, *kept))
 
     prefill(projected, plain_out, plain, step, shape)
-    # Chunks end elsewhere, so sums are taken in another order.
-    close = {"rtol": 1e-3, "atol": 2e-3}
+    # Chunks end elsewhere, so sums are taken in another order, and a GPU multiplies FP32 as TF32.
+    close = {"rtol": 1e-3, "atol": 2e-3 if shape.device.type == "cpu" else 5e-2}
     torch.testing.assert_close(out, plain_out, **close)
     slots = step.slots.long()
     torch.testing.assert_close(layer.ssm_state[slots], plain.ssm_state[slots], **close)
