@@ -25,6 +25,7 @@ from mamba_ops.checks import (
 )
 
 BOOL = (torch.bool,)
+MAX_DSTATE = 256  # the one-pass kernel keeps a state of 64 x dstate in registers
 
 
 def chunk_cumsum(
@@ -144,6 +145,40 @@ def chunk_scan(
     check_tensor("entering", entering, dims, FLOATS, x.device)
     check_dense("entering", entering)
     check_outputs(x, out, D, z)
+
+
+def one_chunk_scan(
+    x: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt_out: Tensor,
+    dA_cumsum: Tensor,
+    cu_seqlens: Tensor,
+    state_cache: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    out: Tensor,
+    max_tokens: int,
+    D: Tensor | None,
+) -> None:
+    """Check the arguments of `mamba_ops.ops.one_chunk_scan`."""
+    _check_x(x)
+    ntokens, nheads, headdim = x.shape
+    check_tokens("B", B, {"ntokens": ntokens, "ngroups": None, "dstate": None}, (x.dtype,), x.device)
+    ngroups, dstate = B.shape[1:]
+    check_groups(nheads, ngroups)
+    if dstate > MAX_DSTATE:
+        raise ValueError(f"B: dstate {dstate}; allowed: up to {MAX_DSTATE}")
+    check_tokens("C", C, {"ntokens": ntokens, "ngroups": ngroups, "dstate": dstate}, (x.dtype,), x.device)
+    nseqs = slots.shape[0]
+    _check_steps(dt_out, dA_cumsum, nseqs, nheads, x.device)
+    check_tensor("cu_seqlens", cu_seqlens, {"nseqs + 1": nseqs + 1}, INT32, x.device)
+    check_dense("cu_seqlens", cu_seqlens)
+    check_cache("state_cache", state_cache, {"nheads": nheads, "headdim": headdim, "dstate": dstate}, x.device)
+    check_reads(slots, has_initial_state, nseqs, x.device, "slots")
+    if not 1 <= max_tokens <= dt_out.shape[2]:
+        raise ValueError(f"max_tokens: {max_tokens}; allowed: 1 to chunk_size = {dt_out.shape[2]}")
+    check_outputs(x, out, D, None)
 
 
 def masked_gather(state_cache: Tensor, slots: Tensor, has_initial_state: Tensor | None) -> None:

@@ -28,6 +28,7 @@ from inductor_passes.vllm.region import (
     StepTensors,
     keep_inputs,
     prefill,
+    prefill_of_one_chunk,
     prefill_with_checkpoints,
 )
 
@@ -41,6 +42,7 @@ class CompiledRegion:
     Attributes:
         shape: of the layers that may use it.
         checkpoints: whether it is `prefill_with_checkpoints`.
+        max_tokens: of a sequence, if it is `prefill_of_one_chunk`; otherwise None.
         run: takes a list of `Sizes` and tensors, in the order of `arguments`, which it empties.
         report: what the pass did.
         graph_before, graph_after: the graph that the pass got and the one that it left.
@@ -49,6 +51,7 @@ class CompiledRegion:
 
     shape: LayerShape
     checkpoints: bool
+    max_tokens: int | None
     run: Callable[[list[Any]], Any]
     report: GraphReport
     graph_before: str
@@ -88,7 +91,17 @@ def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: 
     def function(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, _: Any) -> None:
         prefill(projected, out, layer, step, shape)
 
-    return _compile(function, shape, False, eliminate, cpp_host_code)
+    return _compile(function, shape, eliminate=eliminate, cpp_host_code=cpp_host_code)
+
+
+def compile_region_of_one_chunk(shape: LayerShape, max_tokens: int, *, cpp_host_code: bool = False) -> CompiledRegion:
+    """The same for `prefill_of_one_chunk`, which has no snapshot to begin with."""
+
+    def function(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, _: Any) -> None:
+        prefill_of_one_chunk(projected, out, layer, step, shape, max_tokens)
+
+    compiled = _compile(function, shape, eliminate=False, cpp_host_code=cpp_host_code)
+    return dataclasses.replace(compiled, max_tokens=max_tokens)
 
 
 def compile_region_with_checkpoints(
@@ -113,8 +126,11 @@ def compile_region_with_checkpoints(
             for function in flat:
                 function(*arguments)
 
-        return CompiledRegion(shape, True, run, GraphReport(), "", "", "not compiled on a CPU")
-    inputs, states = (_compile(function, shape, True, eliminate, cpp_host_code) for function in (first, second))
+        return CompiledRegion(shape, True, None, run, GraphReport(), "", "", "not compiled on a CPU")
+    inputs, states = (
+        _compile(function, shape, checkpoints=True, eliminate=eliminate, cpp_host_code=cpp_host_code)
+        for function in (first, second)
+    )
 
     def run_both(arguments: list[Any]) -> None:
         inputs.run(arguments.copy())
@@ -124,7 +140,12 @@ def compile_region_with_checkpoints(
 
 
 def _compile(
-    function: Callable[..., None], shape: LayerShape, checkpoints: bool, eliminate: bool, cpp_host_code: bool
+    function: Callable[..., None],
+    shape: LayerShape,
+    *,
+    checkpoints: bool = False,
+    eliminate: bool,
+    cpp_host_code: bool,
 ) -> CompiledRegion:
     # vLLM runs models in inference mode, whose tensors cannot be traced; it may also have set a default device.
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
@@ -158,6 +179,7 @@ def _compile(
     return CompiledRegion(
         shape,
         checkpoints,
+        None,
         output.current_callable,
         reports[-1] if reports else GraphReport(),
         elimination.before,

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from mamba_ops import ChunkMetadata, ssd_chunk_scan
+from mamba_ops.ops import one_chunk_scan
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
+from mamba_ops.ops.conv_cumsum import conv_cumsum
 
 
 class LayerShape(NamedTuple):
@@ -123,6 +125,44 @@ def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTenso
     _scan(convolved, dt, out, layer, step, shape, {"state_cache": layer.ssm_state, "write_slots": step.slots})
 
 
+def prefill_of_one_chunk(
+    projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, shape: LayerShape, max_tokens: int
+) -> None:
+    """`prefill` for sequences that are one chunk of at most `max_tokens` each: two launches, and the same bits."""
+    _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+    convolved, dA_cumsum, dt_out = conv_cumsum(
+        inputs,
+        layer.conv_weight,
+        layer.conv_bias,
+        step.cu_seqlens,
+        layer.conv_state,
+        step.slots,
+        step.has_initial_state,
+        step.tile_sequence,
+        step.tile_offset,
+        dt,
+        layer.A,
+        shape.chunk_size,
+        dt_bias=layer.dt_bias,
+        dt_softplus=True,
+    )
+    x, B, C = _views(convolved, shape)
+    one_chunk_scan(
+        x,
+        B,
+        C,
+        dt_out,
+        dA_cumsum,
+        step.cu_seqlens,
+        layer.ssm_state,
+        step.slots,
+        step.has_initial_state,
+        out,
+        max_tokens,
+        D=layer.D,
+    )
+
+
 def prefill_with_checkpoints(
     projected: Tensor,
     out: Tensor,
@@ -193,15 +233,14 @@ def _scan(
     shape: LayerShape,
     states: dict[str, Any],
 ) -> Any:
-    ntokens, groups = convolved.shape[0], shape.ngroups * shape.dstate
-    x, B, C = convolved.split([shape.inner, groups, groups], dim=1)
+    x, B, C = _views(convolved, shape)
     initial_states = torch.where(step.has_initial_state[:, None, None, None], layer.ssm_state[step.slots], 0)
     return ssd_chunk_scan(
-        x.view(ntokens, shape.nheads, shape.headdim),
+        x,
         dt,
         layer.A,
-        B.view(ntokens, shape.ngroups, shape.dstate),
-        C.view(ntokens, shape.ngroups, shape.dstate),
+        B,
+        C,
         ChunkMetadata(step.cu_seqlens, step.cu_chunk_seqlens, step.last_chunk_indices, step.seq_idx, shape.chunk_size),
         D=layer.D,
         dt_bias=layer.dt_bias,
@@ -209,4 +248,14 @@ def _scan(
         initial_states=initial_states,
         out=out,
         **states,
+    )
+
+
+def _views(convolved: Tensor, shape: LayerShape) -> tuple[Tensor, Tensor, Tensor]:
+    ntokens, groups = convolved.shape[0], shape.ngroups * shape.dstate
+    x, B, C = convolved.split([shape.inner, groups, groups], dim=1)
+    return (
+        x.view(ntokens, shape.nheads, shape.headdim),
+        B.view(ntokens, shape.ngroups, shape.dstate),
+        C.view(ntokens, shape.ngroups, shape.dstate),
     )

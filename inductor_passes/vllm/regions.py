@@ -8,11 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inductor_passes.vllm.compiled_region import CompiledRegion, compile_region, compile_region_with_checkpoints
+from inductor_passes.vllm.compiled_region import (
+    CompiledRegion,
+    compile_region,
+    compile_region_of_one_chunk,
+    compile_region_with_checkpoints,
+)
 from inductor_passes.vllm.decline import counters
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region import LayerShape
-from inductor_passes.vllm.self_check import self_check
+from inductor_passes.vllm.self_check import check_against, self_check
 from inductor_passes.vllm.writing import write_down
 
 logger = logging.getLogger("vllm.mamba_ops")
@@ -20,25 +25,47 @@ logger = logging.getLogger("vllm.mamba_ops")
 _regions: dict[tuple[LayerShape, bool, Options], Region | Exception] = {}
 
 
+# Longest sequences of the one-pass kernels that are built, ascending. Beyond them the staged kernels are as fast.
+ONE_CHUNK_TOKENS = (32, 64)
+
+Run = Callable[[list[Any]], Any]
+
+
 class Region:
     """A compiled region as a layer uses it.
 
     Attributes:
         shape: of the layers. run, run_with_checkpoints: see `CompiledRegion`.
+        one_chunk: longest sequence and `run` of the regions for sequences of one chunk, ascending.
         row_bytes: what divides the size of a token's row in both activations.
         misaligned: bits of an address that must be zero.
     """
 
-    __slots__ = ("misaligned", "row_bytes", "run", "run_with_checkpoints", "shape")
+    __slots__ = ("misaligned", "one_chunk", "row_bytes", "run", "run_with_checkpoints", "shape")
 
-    def __init__(self, compiled: CompiledRegion, with_checkpoints: CompiledRegion | None) -> None:
+    def __init__(
+        self, compiled: CompiledRegion, with_checkpoints: CompiledRegion | None, one_chunk: list[CompiledRegion]
+    ) -> None:
         self.shape = compiled.shape
-        self.run: Callable[[list[Any]], Any] = compiled.run
-        self.run_with_checkpoints: Callable[[list[Any]], Any] | None = None
+        self.run: Run = compiled.run
+        self.run_with_checkpoints: Run | None = None
         if with_checkpoints is not None:
             self.run_with_checkpoints = with_checkpoints.run
+        self.one_chunk = tuple((region.max_tokens or 0, region.run) for region in one_chunk)
         self.row_bytes = math.gcd(self.shape.projected, self.shape.inner) * self.shape.dtype.itemsize
         self.misaligned = 0 if self.shape.device.type == "cpu" else 15
+
+    def run_for(self, max_tokens: int | None) -> Run:
+        """What runs a step without checkpoints.
+
+        Args:
+            max_tokens: no sequence of the step is longer, and each is one chunk; None if one is more than a chunk.
+        """
+        if max_tokens is not None:
+            for most, run in self.one_chunk:
+                if max_tokens <= most:
+                    return run
+        return self.run
 
 
 def region_for(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
@@ -76,7 +103,24 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
         if options.self_check:
             self_check(region)
     logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s", _name(shape), _outcome(compiled[0]))
-    return Region(compiled[0], compiled[1] if checkpoints else None)
+    one_chunk = _make_one_chunk(compiled[0], options) if options.one_chunk else []
+    return Region(compiled[0], compiled[1] if checkpoints else None, one_chunk)
+
+
+def _make_one_chunk(general: CompiledRegion, options: Options) -> list[CompiledRegion]:
+    made: list[CompiledRegion] = []
+    try:
+        for max_tokens in ONE_CHUNK_TOKENS:
+            if max_tokens <= general.shape.chunk_size:
+                region = compile_region_of_one_chunk(general.shape, max_tokens, cpp_host_code=options.cpp_host_code)
+                if options.dump:
+                    write_down(region, Path(options.dump))
+                if options.self_check:
+                    check_against(region, general)
+                made.append(region)
+    except Exception as error:
+        logger.warning("mamba_ops: short prefills of %s run in stages: %s", _name(general.shape), error)
+    return made
 
 
 def _name(shape: LayerShape) -> str:

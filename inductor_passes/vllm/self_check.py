@@ -7,6 +7,8 @@ implementation, so it compiles nothing else. The first runs also load the kernel
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,17 @@ from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTens
 from mamba_ops import build_chunk_metadata
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
-_LENGTHS = (1, 3, 40, 2, 75)
-_CONTEXTS = (0, 50, 0, 7, 16)
+
+class _Batch(NamedTuple):
+    """What differs from sequence to sequence: new tokens, tokens before them, the checkpoint among them (0: none)."""
+
+    lengths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    checkpoints: tuple[int, ...]
+
+
+_BATCH = _Batch((1, 3, 40, 2, 75), (0, 50, 0, 7, 16), (0, 0, 33, 1, 0))
 _SLOTS = (4, 1, 6, 2, 5)
-_CHECKPOINTS = (0, 0, 33, 1, 0)
 _CHECKPOINT_SLOTS = (0, 0, 7, 8, 0)
 _NUM_SLOTS = 9
 
@@ -28,14 +37,14 @@ def self_check(region: CompiledRegion) -> None:
     """Raise RuntimeError if the region depends on what else is in a batch, or touches a slot that it does not own."""
     with torch.inference_mode(False), torch.no_grad(), torch.device(region.shape.device):
         generator = torch.Generator(region.shape.device).manual_seed(0)
-        projected = _random((sum(_LENGTHS), region.shape.projected), region.shape.dtype, generator)
+        projected = _random((sum(_BATCH.lengths), region.shape.projected), region.shape.dtype, generator)
         together = _layer(region.shape, generator)
         alone = together._replace(conv_state=_copy(together.conv_state), ssm_state=_copy(together.ssm_state))
-        out = _run(region, projected, together, range(len(_LENGTHS)))
-        starts = torch.tensor((0, *_LENGTHS)).cumsum(0).tolist()
-        for sequence, (start, length) in enumerate(zip(starts, _LENGTHS, strict=False)):
+        out = _run(region, _BATCH, projected, together, range(len(_SLOTS)))
+        starts = torch.tensor((0, *_BATCH.lengths)).cumsum(0).tolist()
+        for sequence, (start, length) in enumerate(zip(starts, _BATCH.lengths, strict=False)):
             rows = slice(start, start + length)
-            alone_out = _run(region, projected[rows].clone(), alone, (sequence,))
+            alone_out = _run(region, _BATCH, projected[rows].clone(), alone, (sequence,))
             _require_equal(f"the output of sequence {sequence}", out[rows], alone_out)
         _require_equal("the states", together.ssm_state, alone.ssm_state)
         _require_equal("the convolution's states", together.conv_state, alone.conv_state)
@@ -45,12 +54,33 @@ def self_check(region: CompiledRegion) -> None:
             raise RuntimeError("self check: a slot that no sequence owns has been written, or has reached an output")
 
 
-def _run(region: CompiledRegion, projected: Tensor, layer: LayerTensors, sequences: range | tuple[int, ...]) -> Tensor:
+def check_against(region: CompiledRegion, general: CompiledRegion) -> None:
+    """Raise RuntimeError if a region for sequences of one chunk differs in a bit from the one for all sequences."""
+    assert region.max_tokens is not None
+    chunk, most = region.shape.chunk_size, region.max_tokens
+    batch = _Batch((1, most, most // 2, 3, most - 1), (0, chunk, 0, 2 * chunk, chunk), (0,) * 5)
+    with torch.inference_mode(False), torch.no_grad(), torch.device(region.shape.device):
+        generator = torch.Generator(region.shape.device).manual_seed(1)
+        projected = _random((sum(batch.lengths), region.shape.projected), region.shape.dtype, generator)
+        ours = _layer(region.shape, generator)
+        theirs = ours._replace(conv_state=_copy(ours.conv_state), ssm_state=_copy(ours.ssm_state))
+        for sequences in (range(5), range(1, 2)):
+            start = 0 if len(sequences) > 1 else 1
+            rows = projected[start : start + sum(batch.lengths[sequence] for sequence in sequences)].clone()
+            out = _run(region, batch, rows, ours, sequences)
+            _require_equal("the output of one-chunk sequences", out, _run(general, batch, rows, theirs, sequences))
+            _require_equal("the states of one-chunk sequences", ours.ssm_state, theirs.ssm_state)
+            _require_equal("the convolution's states of one-chunk sequences", ours.conv_state, theirs.conv_state)
+
+
+def _run(
+    region: CompiledRegion, batch: _Batch, projected: Tensor, layer: LayerTensors, sequences: range | tuple[int, ...]
+) -> Tensor:
     shape = region.shape
-    lengths = [_LENGTHS[sequence] for sequence in sequences]
-    contexts = [_CONTEXTS[sequence] for sequence in sequences]
+    lengths = [batch.lengths[sequence] for sequence in sequences]
+    contexts = [batch.contexts[sequence] for sequence in sequences]
     offsets = torch.tensor((0, *lengths)).cumsum(0).tolist()
-    splits = [_CHECKPOINTS[sequence] if region.checkpoints else 0 for sequence in sequences]
+    splits = [batch.checkpoints[sequence] if region.checkpoints else 0 for sequence in sequences]
     metadata = build_chunk_metadata(offsets, shape.chunk_size, contexts, splits, shape.device)
     tiles = [(row, tile) for row, length in enumerate(lengths) for tile in range(-(-length // BLOCK_TOKENS))]
     # The slots are a column of a table, and everything is at an odd address, as vLLM's may be.
@@ -142,4 +172,4 @@ def _require_equal(name: str, a: Tensor, b: Tensor) -> None:
     a, b = a.float().nan_to_num(nan=1e4), b.float().nan_to_num(nan=1e4)
     tolerance = 0.0 if a.device.type != "cpu" else 8 * torch.finfo(dtype).eps
     if ((a - b).abs() > tolerance * b.abs().clamp(min=16.0)).any():
-        raise RuntimeError(f"self check: {name} differs between a batch and its sequences one by one")
+        raise RuntimeError(f"self check: {name} differs between two ways to run them")

@@ -26,11 +26,12 @@ class StepPlan:
         decline: why vLLM's own code runs, or None.
         tensors: of the sequences in prefill. checkpoints: of the states kept in the middle of them, or None.
         sizes: nseqs, nchunks, ntiles, slots_stride; see `Sizes`.
+        max_tokens: no sequence is longer; None if one of them is more than one chunk.
         num_decode_tokens: tokens in front of those in prefill.
         without_prefill: metadata in which only the decodes are left, or None if there are none.
     """
 
-    __slots__ = ("checkpoints", "decline", "num_decode_tokens", "sizes", "tensors", "without_prefill")
+    __slots__ = ("checkpoints", "decline", "max_tokens", "num_decode_tokens", "sizes", "tensors", "without_prefill")
 
     def __init__(self, metadata: Any, device: torch.device) -> None:
         self.num_decode_tokens: int = metadata.num_decode_tokens
@@ -43,6 +44,8 @@ class StepPlan:
             self.tensors.tile_sequence.shape[0],
             self.tensors.slots.stride(0),
         )
+        nseqs, nchunks = self.sizes[:2]
+        self.max_tokens = _longest(metadata) if nseqs == nchunks else None
         self.without_prefill = _without_prefill(metadata) if metadata.num_decodes > 0 else None
 
 
@@ -72,6 +75,14 @@ def _step_tensors(metadata: Any) -> StepTensors:
         tile_sequence,
         tile_offset,
     )
+
+
+def _longest(metadata: Any) -> int:
+    """The number of tokens of the longest sequence, or a little more, without waiting for a GPU."""
+    tiles = metadata.nums_dict and metadata.nums_dict.get(BLOCK_TOKENS)
+    if tiles:
+        return int(tiles["nums"].max()) * BLOCK_TOKENS
+    return int(metadata.num_prefill_tokens - metadata.num_prefills + 1)
 
 
 def _checkpoint_tensors(metadata: Any) -> CheckpointTensors | None:

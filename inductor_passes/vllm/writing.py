@@ -18,6 +18,8 @@ def write_down(region: CompiledRegion, folder: Path) -> None:
     """
     shape = region.shape
     kind = "checkpoints" if region.checkpoints else "prefill"
+    if region.max_tokens is not None:
+        kind = f"one_chunk_of_{region.max_tokens}"
     target = folder / f"{kind}_{os.getpid()}_{shape.nheads}x{shape.headdim}x{shape.dstate}_{shape.device.type}"
     texts = {
         "graph_before.txt": region.graph_before,

@@ -15,22 +15,21 @@ BLOCK_CHANNELS = 256
 NUM_WARPS = 4
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=["cu_seqlens_ptr", "slots_ptr", "has_ptr", "tile_sequence_ptr", "tile_offset_ptr"]
-)
-def causal_conv_tiled_kernel(
-    # Pointers
-    x_ptr,  # (ntokens, conv_dim)
-    weight_ptr,  # (conv_dim, width)
-    bias_ptr,  # (conv_dim,)
-    cu_seqlens_ptr,  # (nseqs + 1,)
-    state_ptr,  # (num_slots, conv_dim, >= width - 1): read and written
-    slots_ptr,  # (nseqs,)
-    has_ptr,  # (nseqs,) bool
-    tile_sequence_ptr,  # (ntiles,)
-    tile_offset_ptr,  # (ntiles,)
-    out_ptr,  # (ntokens, conv_dim) dense: written
-    # Sizes and strides, in elements
+@triton.jit
+def convolve_tile(
+    tile,
+    pid_channels,
+    # As of `causal_conv_tiled_kernel`
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    cu_seqlens_ptr,
+    state_ptr,
+    slots_ptr,
+    has_ptr,
+    tile_sequence_ptr,
+    tile_offset_ptr,
+    out_ptr,
     num_slots,
     stride_x_token,
     stride_state_slot,
@@ -39,24 +38,24 @@ def causal_conv_tiled_kernel(
     stride_state_channel: tl.constexpr,
     stride_state_token: tl.constexpr,
     conv_dim: tl.constexpr,
-    # What is compiled in
     WIDTH: tl.constexpr,
     BLOCK_HISTORY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
-    sequence = tl.load(tile_sequence_ptr + tl.program_id(0)).to(tl.int64)
+    """One tile of tokens of one sequence for a block of channels, and the new state if it is the first tile."""
+    sequence = tl.load(tile_sequence_ptr + tile).to(tl.int64)
     if sequence < 0:  # a tile of padding
         return
-    first = tl.load(tile_offset_ptr + tl.program_id(0)).to(tl.int64) * BLOCK_TOKENS
+    first = tl.load(tile_offset_ptr + tile).to(tl.int64) * BLOCK_TOKENS
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     length = tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int64) - start
     slot = tl.load(slots_ptr + sequence * stride_slots).to(tl.int64)
     slot = tl.where(slot < 0, slot + num_slots, slot)
     has = tl.load(has_ptr + sequence * stride_has).to(tl.int1)
 
-    channel = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    channel = pid_channels * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
     is_channel = channel < conv_dim
     state_ptrs = state_ptr + slot * stride_state_slot + channel * stride_state_channel
     x_ptrs = x_ptr + start * stride_x_token + channel
@@ -92,3 +91,63 @@ def causal_conv_tiled_kernel(
         last = tl.where(kept_new, last_new.to(last_cached.dtype), last_cached)
         target_ptrs = state_ptrs[None, :] + kept[:, None] * stride_state_token
         tl.store(target_ptrs, last, mask=is_kept[:, None] & is_channel[None, :])
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["cu_seqlens_ptr", "slots_ptr", "has_ptr", "tile_sequence_ptr", "tile_offset_ptr"]
+)
+def causal_conv_tiled_kernel(
+    # Pointers
+    x_ptr,  # (ntokens, conv_dim)
+    weight_ptr,  # (conv_dim, width)
+    bias_ptr,  # (conv_dim,)
+    cu_seqlens_ptr,  # (nseqs + 1,)
+    state_ptr,  # (num_slots, conv_dim, >= width - 1): read and written
+    slots_ptr,  # (nseqs,)
+    has_ptr,  # (nseqs,) bool
+    tile_sequence_ptr,  # (ntiles,)
+    tile_offset_ptr,  # (ntiles,)
+    out_ptr,  # (ntokens, conv_dim) dense: written
+    # Sizes and strides, in elements
+    num_slots,
+    stride_x_token,
+    stride_state_slot,
+    stride_slots,
+    stride_has,
+    stride_state_channel: tl.constexpr,
+    stride_state_token: tl.constexpr,
+    conv_dim: tl.constexpr,
+    # What is compiled in
+    WIDTH: tl.constexpr,
+    BLOCK_HISTORY: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+):
+    convolve_tile(
+        tl.program_id(0),
+        tl.program_id(1),
+        x_ptr,
+        weight_ptr,
+        bias_ptr,
+        cu_seqlens_ptr,
+        state_ptr,
+        slots_ptr,
+        has_ptr,
+        tile_sequence_ptr,
+        tile_offset_ptr,
+        out_ptr,
+        num_slots,
+        stride_x_token,
+        stride_state_slot,
+        stride_slots,
+        stride_has,
+        stride_state_channel,
+        stride_state_token,
+        conv_dim,
+        WIDTH,
+        BLOCK_HISTORY,
+        HAS_BIAS,
+        BLOCK_TOKENS,
+        BLOCK_CHANNELS,
+    )

@@ -16,23 +16,23 @@ def _softplus(x):
     return tl.where(x <= 20.0, tl.math.log(tl.math.exp(x) + 1), x)
 
 
-@triton.jit(do_not_specialize_on_alignment=["cu_chunk_seqlens_ptr"])
-def chunk_cumsum_kernel(
-    # Pointers
-    dt_ptr,  # (ntokens, nheads)
-    A_ptr,  # (nheads,)
-    dt_bias_ptr,  # (nheads,)
-    cu_chunk_seqlens_ptr,  # (nchunks + 1,)
-    dt_out_ptr,  # (nchunks, nheads, chunk_size) FP32: written
-    dA_cumsum_ptr,  # (nchunks, nheads, chunk_size) FP32: written
-    # Sizes and strides, in elements
+@triton.jit
+def sum_chunk(
+    pid_c,
+    pid_h,
+    # As of `chunk_cumsum_kernel`
+    dt_ptr,
+    A_ptr,
+    dt_bias_ptr,
+    cu_chunk_seqlens_ptr,
+    dt_out_ptr,
+    dA_cumsum_ptr,
     stride_dt_token,
     stride_dt_head,
     stride_A,
     stride_dt_bias,
     nheads: tl.constexpr,
     chunk_size: tl.constexpr,
-    # What is compiled in
     HAS_DT_BIAS: tl.constexpr,
     DT_SOFTPLUS: tl.constexpr,
     HAS_DT_MIN: tl.constexpr,
@@ -41,8 +41,7 @@ def chunk_cumsum_kernel(
     DT_MAX: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    pid_c = tl.program_id(0).to(tl.int64)
-    pid_h = tl.program_id(1)
+    """One chunk of a block of heads."""
     start = tl.load(cu_chunk_seqlens_ptr + pid_c).to(tl.int64)
     length = tl.load(cu_chunk_seqlens_ptr + pid_c + 1).to(tl.int64) - start
     if length <= 0:  # a padded chunk
@@ -71,3 +70,53 @@ def chunk_cumsum_kernel(
     A = tl.load(A_ptr + offs_h * stride_A, mask=is_head, other=0.0).to(tl.float32)
     dA_cumsum = tl.cumsum(dt * A[:, None], axis=1)
     tl.store(dA_cumsum_ptr + offs_out, dA_cumsum, mask=is_head[:, None])
+
+
+@triton.jit(do_not_specialize_on_alignment=["cu_chunk_seqlens_ptr"])
+def chunk_cumsum_kernel(
+    # Pointers
+    dt_ptr,  # (ntokens, nheads)
+    A_ptr,  # (nheads,)
+    dt_bias_ptr,  # (nheads,)
+    cu_chunk_seqlens_ptr,  # (nchunks + 1,)
+    dt_out_ptr,  # (nchunks, nheads, chunk_size) FP32: written
+    dA_cumsum_ptr,  # (nchunks, nheads, chunk_size) FP32: written
+    # Sizes and strides, in elements
+    stride_dt_token,
+    stride_dt_head,
+    stride_A,
+    stride_dt_bias,
+    nheads: tl.constexpr,
+    chunk_size: tl.constexpr,
+    # What is compiled in
+    HAS_DT_BIAS: tl.constexpr,
+    DT_SOFTPLUS: tl.constexpr,
+    HAS_DT_MIN: tl.constexpr,
+    DT_MIN: tl.constexpr,
+    HAS_DT_MAX: tl.constexpr,
+    DT_MAX: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
+    sum_chunk(
+        tl.program_id(0).to(tl.int64),
+        tl.program_id(1),
+        dt_ptr,
+        A_ptr,
+        dt_bias_ptr,
+        cu_chunk_seqlens_ptr,
+        dt_out_ptr,
+        dA_cumsum_ptr,
+        stride_dt_token,
+        stride_dt_head,
+        stride_A,
+        stride_dt_bias,
+        nheads,
+        chunk_size,
+        HAS_DT_BIAS,
+        DT_SOFTPLUS,
+        HAS_DT_MIN,
+        DT_MIN,
+        HAS_DT_MAX,
+        DT_MAX,
+        BLOCK_HEADS,
+    )

@@ -12,12 +12,13 @@ from torch._inductor.codecache import PyCodeCache
 from inductor_passes.vllm.compiled_region import (
     CompiledRegion,
     compile_region,
+    compile_region_of_one_chunk,
     compile_region_with_checkpoints,
     present,
 )
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors, prefill
-from inductor_passes.vllm.self_check import self_check
+from inductor_passes.vllm.self_check import check_against, self_check
 from mamba_ops import build_chunk_metadata
 
 NUM_SLOTS = 24
@@ -158,6 +159,20 @@ def test_self_check_passes(compiler: object, device: str, dtype: torch.dtype) ->
     self_check(compiler(shape_on(device, dtype)))
 
 
+@pytest.mark.parametrize("max_tokens", [32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_chunk_sequences_in_one_pass(region: CompiledRegion, max_tokens: int, dtype: torch.dtype) -> None:
+    """The same bits as in stages, whatever the number of sequences, their lengths and where their chunks begin."""
+    shape = region.shape._replace(dtype=dtype, parameter_dtypes=(dtype, dtype, dtype))
+    one_pass = compile_region_of_one_chunk(shape, max_tokens)
+    check_against(one_pass, compile_region(shape))
+    rng = random.Random()
+    for _ in range(20):
+        lengths = [rng.randint(1, max_tokens) for _ in range(rng.randint(1, 17))]
+        contexts = [64 * rng.randint(0, 2) + rng.randint(0, 64 - length) for length in lengths]
+        assert_equals_uncompiled(one_pass, lengths, contexts)
+
+
 def test_self_check_finds_a_region_that_mixes_sequences(region: CompiledRegion) -> None:
     def run(arguments: list[object]) -> None:
         region.run(arguments.copy())
@@ -165,8 +180,8 @@ def test_self_check_finds_a_region_that_mixes_sequences(region: CompiledRegion) 
         assert isinstance(out, Tensor)
         out[0] += out[-1]
 
-    broken = CompiledRegion(region.shape, False, run, region.report, "", "", "")
-    with pytest.raises(RuntimeError, match="self check: the output of sequence 0"):
+    broken = CompiledRegion(region.shape, False, None, run, region.report, "", "", "")
+    with pytest.raises(RuntimeError, match="self check: the output of sequence 0 differs"):
         self_check(broken)
 
 

@@ -1,0 +1,39 @@
+"""The one-pass continuation on the CPU: the stages one after the other, on the sequences that have tokens."""
+
+import torch
+from torch import Tensor
+
+from mamba_ops.cpu.bmm_chunk import bmm_chunk
+from mamba_ops.cpu.chunk_scan import chunk_scan
+from mamba_ops.cpu.chunk_state import chunk_state
+from mamba_ops.cpu.state_passing import state_passing_indexed
+
+
+def one_chunk_scan(
+    x: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt_out: Tensor,
+    dA_cumsum: Tensor,
+    cu_seqlens: Tensor,
+    state_cache: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    out: Tensor,
+    max_tokens: int,
+    D: Tensor | None,
+) -> None:
+    """The op `mamba_ops::one_chunk_scan`; shapes are described there."""
+    lengths = cu_seqlens.diff()
+    if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > max_tokens):
+        raise ValueError(f"cu_seqlens: lengths {lengths.tolist()}; allowed: 0 to max_tokens = {max_tokens}")
+    present = (lengths > 0).nonzero().squeeze(1)
+    cu_chunk_seqlens = torch.cat((cu_seqlens[:1], cu_seqlens[1:][present]))
+    dt_out, dA_cumsum, slots = dt_out[present], dA_cumsum[present], slots[present]
+    states = chunk_state(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)
+    last_chunk_indices = torch.arange(present.numel(), dtype=torch.int32)
+    entering = state_passing_indexed(
+        states, dA_cumsum, last_chunk_indices, state_cache, slots, has_initial_state[present], slots
+    )
+    cb = bmm_chunk(C, B, cu_chunk_seqlens, dt_out.shape[2])
+    chunk_scan(cb, x, dt_out, dA_cumsum, C, entering, cu_chunk_seqlens, out, D, None)

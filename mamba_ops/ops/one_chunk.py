@@ -1,0 +1,138 @@
+"""The one-pass continuation as an op: one launch for sequences whose new tokens all lie in one chunk."""
+
+import triton
+from torch import Tensor
+from torch.library import custom_op, triton_op, wrap_triton
+
+from mamba_ops import cpu, op_checks
+from mamba_ops.kernels import one_chunk as kernel
+from mamba_ops.ops.dispatch import runs_kernels
+
+
+@triton_op("mamba_ops::one_chunk_scan", mutates_args={"state_cache", "out"})
+def one_chunk_scan(
+    x: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt_out: Tensor,
+    dA_cumsum: Tensor,
+    cu_seqlens: Tensor,
+    state_cache: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    out: Tensor,
+    max_tokens: int,
+    D: Tensor | None = None,
+) -> None:
+    """Outputs and final states of sequences that are one chunk each, continued from their slots in place.
+
+    The same bits as `chunk_state`, `state_passing_indexed`, `bmm_chunk` and `chunk_scan` in turn, with `cu_seqlens` as
+    the chunks. An empty sequence is padding: nothing is read or written for it.
+
+    Args:
+        x: (ntokens, nheads, headdim), last dimension dense.
+        B, C: (ntokens, ngroups, dstate), last dimension dense, dtype of x.
+        dt_out, dA_cumsum: (nseqs, nheads, chunk_size) FP32, from `chunk_cumsum` with `cu_seqlens` as the chunks.
+        cu_seqlens: (nseqs + 1,) int32, token offsets. Tokens beyond its last are not written.
+        state_cache: (num_slots, nheads, headdim, dstate), rows dense, slots at any distance. Updated in place.
+        slots: (nseqs,) int32 or int64, any stride, no slot twice.
+        has_initial_state: (nseqs,) bool; a sequence without one starts from zeros and its slot is not read.
+        out: (ntokens, nheads, headdim), last dimension dense. Written.
+        max_tokens: no sequence is longer, at most chunk_size. A tighter bound means a faster kernel.
+        D: (nheads,) or (nheads, headdim), the skip connection.
+
+    Raises:
+        ValueError, TypeError: an argument that does not fit; nothing has been written. On a GPU the values in
+            `cu_seqlens` and `slots` are not looked at.
+
+    Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
+    """
+    op_checks.one_chunk_scan(
+        x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
+    )
+    if not runs_kernels(x):
+        _one_chunk_scan_cpu(
+            x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
+        )
+        return
+    _, nheads, headdim = x.shape
+    _, ngroups, dstate = B.shape
+    block_headdim = min(kernel.BLOCK_HEADDIM, max(16, triton.next_power_of_2(headdim)))
+    block_tokens = min(kernel.BLOCK_TOKENS, max(16, triton.next_power_of_2(max_tokens)))
+    wrap_triton(kernel.one_chunk_kernel)[triton.cdiv(headdim, block_headdim), nheads, slots.shape[0]](
+        x,
+        B,
+        C,
+        dt_out,
+        dA_cumsum,
+        cu_seqlens,
+        D,
+        state_cache,
+        slots,
+        has_initial_state,
+        out,
+        state_cache.shape[0],
+        state_cache.stride(0),
+        slots.stride(0),
+        has_initial_state.stride(0),
+        x.stride(0),
+        x.stride(1),
+        B.stride(0),
+        B.stride(1),
+        C.stride(0),
+        C.stride(1),
+        0 if D is None else D.stride(0),
+        out.stride(0),
+        out.stride(1),
+        nheads=nheads,
+        heads_per_group=nheads // ngroups,
+        headdim=headdim,
+        dstate=dstate,
+        chunk_size=dt_out.shape[2],
+        HAS_D=D is not None,
+        D_HAS_HEADDIM=D is not None and D.dim() == 2,
+        ONE_BLOCK=max_tokens <= block_tokens,
+        BLOCK_TOKENS=block_tokens,
+        BLOCK_HEADDIM=block_headdim,
+        BLOCK_DSTATE=max(16, triton.next_power_of_2(dstate)),
+        num_warps=kernel.NUM_WARPS,
+        num_stages=kernel.NUM_STAGES,
+    )
+
+
+@custom_op("mamba_ops::one_chunk_scan_cpu", mutates_args={"state_cache", "out"}, device_types="cpu")
+def _one_chunk_scan_cpu(
+    x: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt_out: Tensor,
+    dA_cumsum: Tensor,
+    cu_seqlens: Tensor,
+    state_cache: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    out: Tensor,
+    max_tokens: int,
+    D: Tensor | None,
+) -> None:
+    cpu.one_chunk_scan(
+        x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
+    )
+
+
+@_one_chunk_scan_cpu.register_fake
+def _(
+    x: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt_out: Tensor,
+    dA_cumsum: Tensor,
+    cu_seqlens: Tensor,
+    state_cache: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    out: Tensor,
+    max_tokens: int,
+    D: Tensor | None,
+) -> None:
+    return
