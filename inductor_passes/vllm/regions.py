@@ -15,6 +15,7 @@ from inductor_passes.vllm.compiled_region import (
     compile_region_with_checkpoints,
 )
 from inductor_passes.vllm.decline import counters
+from inductor_passes.vllm.direct_region import direct_region_of_one_chunk
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region import LayerShape
 from inductor_passes.vllm.self_check import check_against, self_check
@@ -112,7 +113,7 @@ def _make_one_chunk(general: CompiledRegion, options: Options) -> list[CompiledR
     try:
         for max_tokens in ONE_CHUNK_TOKENS:
             if max_tokens <= general.shape.chunk_size:
-                region = compile_region_of_one_chunk(general.shape, max_tokens, cpp_host_code=options.cpp_host_code)
+                region = _one_chunk(general.shape, max_tokens, options)
                 if options.dump:
                     write_down(region, Path(options.dump))
                 if options.self_check:
@@ -121,6 +122,12 @@ def _make_one_chunk(general: CompiledRegion, options: Options) -> list[CompiledR
     except Exception as error:
         logger.warning("mamba_ops: short prefills of %s run in stages: %s", _name(general.shape), error)
     return made
+
+
+def _one_chunk(shape: LayerShape, max_tokens: int, options: Options) -> CompiledRegion:
+    if shape.device.type == "cuda" and not options.cpp_host_code:
+        return direct_region_of_one_chunk(shape, max_tokens)
+    return compile_region_of_one_chunk(shape, max_tokens, cpp_host_code=options.cpp_host_code)
 
 
 def _name(shape: LayerShape) -> str:

@@ -34,13 +34,13 @@ def conv_cumsum_kernel(
     dt_bias_ptr,
     dt_out_ptr,  # written
     dA_cumsum_ptr,  # written
-    # Sizes and strides, in elements
+    # Sizes and strides, in elements; the first five vary from call to call
     ntiles,
     num_slots,
-    stride_x_token,
     stride_state_slot,
     stride_slots,
     stride_has,
+    stride_x_token,
     stride_dt_token,
     stride_dt_head,
     stride_A,

@@ -37,7 +37,7 @@ def one_chunk_kernel(
     slots_ptr,  # (nseqs,)
     has_initial_ptr,  # (nseqs,) bool
     out_ptr,  # (ntokens, nheads, headdim): written
-    # Sizes and strides, in elements
+    # Sizes and strides, in elements; the first four vary from call to call
     num_slots,
     stride_state,
     stride_slots,

@@ -3,13 +3,14 @@
 import torch
 import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
 
 from mamba_ops.kernels import causal_conv_tiled as conv_kernel
 from mamba_ops.kernels import conv_cumsum as kernel
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.chunk_cumsum import chunk_cumsum
 from mamba_ops.ops.dispatch import runs_kernels
+from mamba_ops.ops.launch import Launch
 
 
 @triton_op("mamba_ops::conv_cumsum", mutates_args={"conv_state"})
@@ -45,14 +46,11 @@ def conv_cumsum(
             x, weight, bias, cu_seqlens, conv_state, slots, has_initial_state, tile_sequence, tile_offset
         )
         return convolved, dA_cumsum, dt_out
-    conv_dim, width = weight.shape
-    nheads, nseqs, ntiles = dt.shape[1], slots.shape[0], tile_sequence.shape[0]
-    out = torch.empty((x.shape[0], conv_dim), dtype=x.dtype, device=x.device)
+    nseqs, nheads = slots.shape[0], dt.shape[1]
+    convolved = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     dt_out = torch.empty((nseqs, nheads, chunk_size), dtype=torch.float32, device=x.device)
     dA_cumsum = torch.empty((nseqs, nheads, chunk_size), dtype=torch.float32, device=x.device)
-    channel_blocks = triton.cdiv(conv_dim, conv_kernel.BLOCK_CHANNELS)
-    head_blocks = triton.cdiv(nheads, kernel.BLOCK_HEADS)
-    wrap_triton(kernel.conv_cumsum_kernel)[ntiles + nseqs, max(channel_blocks, head_blocks)](
+    conv_cumsum_launch(
         x,
         weight,
         bias,
@@ -62,7 +60,50 @@ def conv_cumsum(
         has_initial_state,
         tile_sequence,
         tile_offset,
-        out,
+        convolved,
+        dt,
+        A,
+        dt_bias,
+        dt_out,
+        dA_cumsum,
+        dt_softplus,
+    ).run()
+    return convolved, dA_cumsum, dt_out
+
+
+def conv_cumsum_launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    tile_sequence: Tensor,
+    tile_offset: Tensor,
+    convolved: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    dt_bias: Tensor | None,
+    dt_out: Tensor,
+    dA_cumsum: Tensor,
+    dt_softplus: bool,
+) -> Launch:
+    """The launch behind `conv_cumsum`, with its arguments and its results, which are written."""
+    conv_dim, width = weight.shape
+    nseqs, nheads, chunk_size = dt_out.shape
+    ntiles = tile_sequence.shape[0]
+    arguments = (
+        x,
+        weight,
+        bias,
+        cu_seqlens,
+        conv_state,
+        slots,
+        has_initial_state,
+        tile_sequence,
+        tile_offset,
+        convolved,
         dt,
         A,
         dt_bias,
@@ -70,27 +111,30 @@ def conv_cumsum(
         dA_cumsum,
         ntiles,
         conv_state.shape[0],
-        x.stride(0),
         conv_state.stride(0),
         slots.stride(0),
         has_initial_state.stride(0),
+        x.stride(0),
         dt.stride(0),
         dt.stride(1),
         A.stride(0),
         0 if dt_bias is None else dt_bias.stride(0),
-        stride_state_channel=conv_state.stride(1),
-        stride_state_token=conv_state.stride(2),
-        conv_dim=conv_dim,
-        nheads=nheads,
-        chunk_size=chunk_size,
-        WIDTH=width,
-        BLOCK_HISTORY=triton.next_power_of_2(width - 1),
-        HAS_BIAS=bias is not None,
-        HAS_DT_BIAS=dt_bias is not None,
-        DT_SOFTPLUS=dt_softplus,
-        BLOCK_TOKENS=conv_kernel.BLOCK_TOKENS,
-        BLOCK_CHANNELS=conv_kernel.BLOCK_CHANNELS,
-        BLOCK_HEADS=kernel.BLOCK_HEADS,
-        num_warps=kernel.NUM_WARPS,
     )
-    return out, dA_cumsum, dt_out
+    constants = {
+        "stride_state_channel": conv_state.stride(1),
+        "stride_state_token": conv_state.stride(2),
+        "conv_dim": conv_dim,
+        "nheads": nheads,
+        "chunk_size": chunk_size,
+        "WIDTH": width,
+        "BLOCK_HISTORY": triton.next_power_of_2(width - 1),
+        "HAS_BIAS": bias is not None,
+        "HAS_DT_BIAS": dt_bias is not None,
+        "DT_SOFTPLUS": dt_softplus,
+        "BLOCK_TOKENS": conv_kernel.BLOCK_TOKENS,
+        "BLOCK_CHANNELS": conv_kernel.BLOCK_CHANNELS,
+        "BLOCK_HEADS": kernel.BLOCK_HEADS,
+        "num_warps": kernel.NUM_WARPS,
+    }
+    blocks = max(triton.cdiv(conv_dim, conv_kernel.BLOCK_CHANNELS), triton.cdiv(nheads, kernel.BLOCK_HEADS))
+    return Launch(kernel.conv_cumsum_kernel, (ntiles + nseqs, blocks), arguments, constants)

@@ -2,11 +2,12 @@
 
 import triton
 from torch import Tensor
-from torch.library import custom_op, triton_op, wrap_triton
+from torch.library import custom_op, triton_op
 
 from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import one_chunk as kernel
 from mamba_ops.ops.dispatch import runs_kernels
+from mamba_ops.ops.launch import Launch
 
 
 @triton_op("mamba_ops::one_chunk_scan", mutates_args={"state_cache", "out"})
@@ -55,11 +56,31 @@ def one_chunk_scan(
             x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
         )
         return
+    one_chunk_launch(
+        x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
+    ).run()
+
+
+def one_chunk_launch(
+    x: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dt_out: Tensor,
+    dA_cumsum: Tensor,
+    cu_seqlens: Tensor,
+    state_cache: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    out: Tensor,
+    max_tokens: int,
+    D: Tensor | None,
+) -> Launch:
+    """The launch behind `one_chunk_scan`, with the same arguments."""
     _, nheads, headdim = x.shape
     _, ngroups, dstate = B.shape
     block_headdim = min(kernel.BLOCK_HEADDIM, max(16, triton.next_power_of_2(headdim)))
     block_tokens = min(kernel.BLOCK_TOKENS, max(16, triton.next_power_of_2(max_tokens)))
-    wrap_triton(kernel.one_chunk_kernel)[triton.cdiv(headdim, block_headdim), nheads, slots.shape[0]](
+    arguments = (
         x,
         B,
         C,
@@ -84,20 +105,24 @@ def one_chunk_scan(
         0 if D is None else D.stride(0),
         out.stride(0),
         out.stride(1),
-        nheads=nheads,
-        heads_per_group=nheads // ngroups,
-        headdim=headdim,
-        dstate=dstate,
-        chunk_size=dt_out.shape[2],
-        HAS_D=D is not None,
-        D_HAS_HEADDIM=D is not None and D.dim() == 2,
-        ONE_BLOCK=max_tokens <= block_tokens,
-        BLOCK_TOKENS=block_tokens,
-        BLOCK_HEADDIM=block_headdim,
-        BLOCK_DSTATE=max(16, triton.next_power_of_2(dstate)),
-        num_warps=kernel.NUM_WARPS,
-        num_stages=kernel.NUM_STAGES,
     )
+    constants = {
+        "nheads": nheads,
+        "heads_per_group": nheads // ngroups,
+        "headdim": headdim,
+        "dstate": dstate,
+        "chunk_size": dt_out.shape[2],
+        "HAS_D": D is not None,
+        "D_HAS_HEADDIM": D is not None and D.dim() == 2,
+        "ONE_BLOCK": max_tokens <= block_tokens,
+        "BLOCK_TOKENS": block_tokens,
+        "BLOCK_HEADDIM": block_headdim,
+        "BLOCK_DSTATE": max(16, triton.next_power_of_2(dstate)),
+        "num_warps": kernel.NUM_WARPS,
+        "num_stages": kernel.NUM_STAGES,
+    }
+    grid = (triton.cdiv(headdim, block_headdim), nheads, slots.shape[0])
+    return Launch(kernel.one_chunk_kernel, grid, arguments, constants)
 
 
 @custom_op("mamba_ops::one_chunk_scan_cpu", mutates_args={"state_cache", "out"}, device_types="cpu")
