@@ -23,6 +23,7 @@ from mamba_ops.checks import (
     check_tokens,
     check_written_once,
 )
+from mamba_ops.kernels import one_chunk
 
 BOOL = (torch.bool,)
 MAX_DSTATE = 256  # the one-pass kernel keeps a state of 64 x dstate in registers
@@ -176,8 +177,9 @@ def one_chunk_scan(
     check_dense("cu_seqlens", cu_seqlens)
     check_cache("state_cache", state_cache, {"nheads": nheads, "headdim": headdim, "dstate": dstate}, x.device)
     check_reads(slots, has_initial_state, nseqs, x.device, "slots")
-    if not 1 <= max_tokens <= dt_out.shape[2]:
-        raise ValueError(f"max_tokens: {max_tokens}; allowed: 1 to chunk_size = {dt_out.shape[2]}")
+    most = min(one_chunk.MAX_TOKENS, dt_out.shape[2])
+    if not 1 <= max_tokens <= most:
+        raise ValueError(f"max_tokens: {max_tokens}; allowed: 1 to {most}, and at most chunk_size")
     check_outputs(x, out, D, None)
 
 

@@ -1,4 +1,4 @@
-"""Sequences whose new tokens all lie in one chunk, in one pass over the state: the common continuation.
+"""Sequences of few new tokens, all in one chunk, in one pass over the state: the common continuation.
 
 The staged kernels write what a chunk adds to the state, the state that enters it and the matrix C B^T to memory and
 read them again. Here a program keeps a head's state in registers: it reads the slot once, writes it once, and computes
@@ -13,11 +13,9 @@ import triton.language as tl
 
 from mamba_ops.kernels.math import fast_exp
 
-BLOCK_TOKENS = 64
+MAX_TOKENS = 64  # of a sequence; all of its tokens are held at once
 BLOCK_HEADDIM = 64
 NUM_WARPS = 4
-# See `chunk_scan`: its loop must not be pipelined.
-NUM_STAGES = 1
 
 
 @triton.jit(
@@ -59,7 +57,6 @@ def one_chunk_kernel(
     # What is compiled in
     HAS_D: tl.constexpr,
     D_HAS_HEADDIM: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,  # no sequence has more than BLOCK_TOKENS tokens
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_HEADDIM: tl.constexpr,
     BLOCK_DSTATE: tl.constexpr,
@@ -79,68 +76,51 @@ def one_chunk_kernel(
     offs_t = tl.arange(0, BLOCK_TOKENS)
     offs_p = pid_p * BLOCK_HEADDIM + tl.arange(0, BLOCK_HEADDIM)
     offs_n = tl.arange(0, BLOCK_DSTATE)
+    is_token = offs_t < length
     is_p = offs_p < headdim
     is_n = offs_n < dstate
 
-    # A masked load, never a product with the mask: a stale slot may hold NaN.
+    # Everything is asked for before anything is stored: behind a store a load would have to wait.
+    # A masked load of the state, never a product with the mask: a stale slot may hold NaN.
     state_ptrs = state_ptr + slot * stride_state + pid_h * headdim * dstate + offs_p[:, None] * dstate + offs_n[None, :]
     is_state = is_p[:, None] & is_n[None, :]
     state = tl.load(state_ptrs, mask=is_state & has_initial, other=0.0)
-
-    x_base = x_ptr + start * stride_x_token + pid_h * stride_x_head
-    B_base = B_ptr + start * stride_B_token + pid_g * stride_B_group
-    C_base = C_ptr + start * stride_C_token + pid_g * stride_C_group
-    out_base = out_ptr + start * stride_out_token + pid_h * stride_out_head
     row = (pid_b * nheads + pid_h) * chunk_size
     dA_end = tl.load(dA_cumsum_ptr + row + chunk_size - 1)
+    dA = tl.load(dA_cumsum_ptr + row + offs_t, mask=is_token, other=0.0)
+    dt = tl.load(dt_ptr + row + offs_t, mask=is_token, other=0.0)
+    C_ptrs = C_ptr + start * stride_C_token + pid_g * stride_C_group
+    C_ptrs = C_ptrs + offs_t[:, None] * stride_C_token + offs_n[None, :]
+    C = tl.load(C_ptrs, mask=is_token[:, None] & is_n[None, :], other=0.0)
+    B_ptrs = B_ptr + start * stride_B_token + pid_g * stride_B_group
+    B_ptrs = B_ptrs + offs_t[:, None] * stride_B_token + offs_n[None, :]
+    B = tl.load(B_ptrs, mask=is_token[:, None] & is_n[None, :], other=0.0)
+    is_out = is_token[:, None] & is_p[None, :]
+    x_ptrs = x_ptr + start * stride_x_token + pid_h * stride_x_head
+    x = tl.load(x_ptrs + offs_t[:, None] * stride_x_token + offs_p[None, :], mask=is_out, other=0.0)
 
-    # The state behind the last token.
-    added = tl.zeros((BLOCK_HEADDIM, BLOCK_DSTATE), dtype=tl.float32)
-    for t in range(0, BLOCK_TOKENS if ONE_BLOCK else length, BLOCK_TOKENS):
-        offs = t + offs_t
-        is_token = offs < length
-        x = tl.load(x_base + offs_p[:, None] + offs[None, :] * stride_x_token, mask=is_p[:, None] & is_token, other=0.0)
-        B_ptrs = B_base + offs[:, None] * stride_B_token + offs_n[None, :]
-        B = tl.load(B_ptrs, mask=is_token[:, None] & is_n[None, :], other=0.0).to(tl.float32)
-        dA = tl.load(dA_cumsum_ptr + row + offs, mask=is_token, other=0.0)
-        dt = tl.load(dt_ptr + row + offs, mask=is_token, other=0.0)
-        B *= (fast_exp(tl.minimum(dA_end - dA, 0.0)) * dt)[:, None]
-        added += tl.dot(x, B.to(x_ptr.dtype.element_ty))
-    final = fast_exp(dA_end) * state.to(tl.float32) + added
-    tl.store(state_ptrs, final.to(state_ptr.dtype.element_ty), mask=is_state)
-
-    # The outputs.
-    entering = tl.trans(state.to(C_ptr.dtype.element_ty))
+    # The outputs: the entering state decayed to each token, then the tokens of the chunk itself.
+    acc = tl.dot(C, tl.trans(state.to(C_ptr.dtype.element_ty)))
+    acc *= fast_exp(dA)[:, None]
+    cb = tl.dot(C, tl.trans(B))
+    cb *= fast_exp(tl.minimum(dA[:, None] - dA[None, :], 0.0))
+    cb *= dt[None, :]
+    cb = tl.where(offs_t[:, None] >= offs_t[None, :], cb, 0.0)
+    acc += tl.dot(cb.to(x_ptr.dtype.element_ty), x)
     if HAS_D:
         if D_HAS_HEADDIM:
             D = tl.load(D_ptr + pid_h * stride_D_head + offs_p, mask=is_p, other=0.0).to(tl.float32)
         else:
             D = tl.load(D_ptr + pid_h * stride_D_head).to(tl.float32)
-    for m in range(0, BLOCK_TOKENS if ONE_BLOCK else length, BLOCK_TOKENS):
-        offs_m = m + offs_t
-        is_row = offs_m < length
-        C_ptrs = C_base + offs_m[:, None] * stride_C_token + offs_n[None, :]
-        C = tl.load(C_ptrs, mask=is_row[:, None] & is_n[None, :], other=0.0)
-        dA_m = tl.load(dA_cumsum_ptr + row + offs_m, mask=is_row, other=0.0)
-        acc = tl.zeros((BLOCK_TOKENS, BLOCK_HEADDIM), dtype=tl.float32)
-        acc += tl.dot(C, entering)
-        acc *= fast_exp(dA_m)[:, None]
-        for k in range(0, BLOCK_TOKENS if ONE_BLOCK else m + BLOCK_TOKENS, BLOCK_TOKENS):
-            offs_k = k + offs_t
-            is_token = offs_k < length
-            B_ptrs = B_base + offs_k[None, :] * stride_B_token + offs_n[:, None]
-            B_k = tl.load(B_ptrs, mask=is_token[None, :] & is_n[:, None], other=0.0)
-            dA_k = tl.load(dA_cumsum_ptr + row + offs_k, mask=is_token, other=0.0)
-            dt_k = tl.load(dt_ptr + row + offs_k, mask=is_token, other=0.0)
-            cb = tl.dot(C, B_k)
-            cb *= fast_exp(tl.minimum(dA_m[:, None] - dA_k[None, :], 0.0))
-            cb *= dt_k
-            cb = tl.where(offs_m[:, None] >= offs_k[None, :], cb, 0.0)
-            x_ptrs = x_base + offs_k[:, None] * stride_x_token + offs_p[None, :]
-            x_k = tl.load(x_ptrs, mask=is_token[:, None] & is_p[None, :], other=0.0)
-            acc += tl.dot(cb.to(x_ptr.dtype.element_ty), x_k)
-        is_out = is_row[:, None] & is_p[None, :]
-        if HAS_D:
-            x_ptrs = x_base + offs_m[:, None] * stride_x_token + offs_p[None, :]
-            acc += tl.load(x_ptrs, mask=is_out, other=0.0).to(tl.float32) * D
-        tl.store(out_base + offs_m[:, None] * stride_out_token + offs_p[None, :], acc, mask=is_out)
+        acc += x.to(tl.float32) * D
+
+    # The state behind the last token. The sum is spelled as what it is, one rounding: as `a * b + c` it would become
+    # the start of the matrix product, which is another order.
+    scaled = B.to(tl.float32) * (fast_exp(tl.minimum(dA_end - dA, 0.0)) * dt)[:, None]
+    added = tl.dot(tl.trans(x), scaled.to(x_ptr.dtype.element_ty))
+    decay = tl.zeros((BLOCK_HEADDIM, BLOCK_DSTATE), dtype=tl.float32) + fast_exp(dA_end)
+    final = tl.fma(decay, state.to(tl.float32), added)
+
+    out_ptrs = out_ptr + start * stride_out_token + pid_h * stride_out_head
+    tl.store(out_ptrs + offs_t[:, None] * stride_out_token + offs_p[None, :], acc, mask=is_out)
+    tl.store(state_ptrs, final.to(state_ptr.dtype.element_ty), mask=is_state)

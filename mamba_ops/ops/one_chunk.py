@@ -39,7 +39,7 @@ def one_chunk_scan(
         slots: (nseqs,) int32 or int64, any stride, no slot twice.
         has_initial_state: (nseqs,) bool; a sequence without one starts from zeros and its slot is not read.
         out: (ntokens, nheads, headdim), last dimension dense. Written.
-        max_tokens: no sequence is longer, at most chunk_size. A tighter bound means a faster kernel.
+        max_tokens: no sequence is longer; at most 64 and chunk_size. A tighter bound means a faster kernel.
         D: (nheads,) or (nheads, headdim), the skip connection.
 
     Raises:
@@ -79,7 +79,7 @@ def one_chunk_launch(
     _, nheads, headdim = x.shape
     _, ngroups, dstate = B.shape
     block_headdim = min(kernel.BLOCK_HEADDIM, max(16, triton.next_power_of_2(headdim)))
-    block_tokens = min(kernel.BLOCK_TOKENS, max(16, triton.next_power_of_2(max_tokens)))
+    block_tokens = max(16, triton.next_power_of_2(max_tokens))
     arguments = (
         x,
         B,
@@ -114,12 +114,10 @@ def one_chunk_launch(
         "chunk_size": dt_out.shape[2],
         "HAS_D": D is not None,
         "D_HAS_HEADDIM": D is not None and D.dim() == 2,
-        "ONE_BLOCK": max_tokens <= block_tokens,
         "BLOCK_TOKENS": block_tokens,
         "BLOCK_HEADDIM": block_headdim,
         "BLOCK_DSTATE": max(16, triton.next_power_of_2(dstate)),
         "num_warps": kernel.NUM_WARPS,
-        "num_stages": kernel.NUM_STAGES,
     }
     grid = (triton.cdiv(headdim, block_headdim), nheads, slots.shape[0])
     return Launch(kernel.one_chunk_kernel, grid, arguments, constants)
