@@ -1,7 +1,8 @@
 """What a step means for the plugin, worked out once a step and not once a layer.
 
 vLLM builds one metadata object for each group of layers whose caches share slots. The plan made from it is kept on that
-object, so it lives as long as the step does.
+object, so it lives as long as the step does. What all groups of a step have in common is kept on the table of tiles,
+which they share.
 """
 
 from __future__ import annotations
@@ -35,17 +36,23 @@ class StepPlan:
 
     def __init__(self, metadata: Any, device: torch.device) -> None:
         self.num_decode_tokens: int = metadata.num_decode_tokens
-        self.tensors = _step_tensors(metadata)
         self.checkpoints = _checkpoint_tensors(metadata)
-        self.decline = _decline(self.tensors, self.checkpoints, device)
-        self.sizes = (
-            self.tensors.slots.shape[0],
-            self.tensors.seq_idx.shape[0],
-            self.tensors.tile_sequence.shape[0],
-            self.tensors.slots.stride(0),
-        )
-        nseqs, nchunks = self.sizes[:2]
-        self.max_tokens = _longest(metadata) if nseqs == nchunks else None
+        tiles, slots = metadata.nums_dict, _slots(metadata)
+        found = tiles.get(_ATTRIBUTE) if tiles and self.checkpoints is None else None
+        self.decline: Decline | None = None
+        if found and metadata.cu_chunk_seqlen_p is found[0].cu_chunk_seqlens and _alike(slots, found[0].slots):
+            # Another group of the same step: only its slots are others.
+            tensors, self.sizes, self.max_tokens = found
+            self.tensors: StepTensors = tensors._replace(slots=slots)
+        else:
+            self.tensors = _step_tensors(metadata, slots)
+            self.decline = _decline(self.tensors, self.checkpoints, device)
+            if self.decline is None:
+                nseqs, nchunks = slots.shape[0], self.tensors.seq_idx.shape[0]
+                self.sizes = (nseqs, nchunks, self.tensors.tile_sequence.shape[0], slots.stride(0))
+                self.max_tokens = _longest(metadata) if nseqs == nchunks else None
+                if tiles and self.checkpoints is None:
+                    tiles[_ATTRIBUTE] = (self.tensors, self.sizes, self.max_tokens)
         self.without_prefill = _without_prefill(metadata) if metadata.num_decodes > 0 else None
 
 
@@ -58,19 +65,27 @@ def plan_of(metadata: Any, device: torch.device) -> StepPlan:
     return plan
 
 
-def _step_tensors(metadata: Any) -> StepTensors:
+def _slots(metadata: Any) -> Tensor:
+    slots: Tensor = metadata.state_indices_tensor_p
+    return slots.to(torch.int32) if isinstance(slots, Tensor) else slots
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride() and a.device == b.device
+
+
+def _step_tensors(metadata: Any, slots: Tensor) -> StepTensors:
     tile_sequence = tile_offset = metadata.seq_idx_p  # a CPU needs none
     tiles = metadata.nums_dict and metadata.nums_dict.get(BLOCK_TOKENS)
     if tiles:
         tile_sequence = tiles["batch_ptr"][: tiles["tot"]]
         tile_offset = tiles["token_chunk_offset_ptr"][: tiles["tot"]]
-    slots = metadata.state_indices_tensor_p
     return StepTensors(
         metadata.query_start_loc_p,
         metadata.cu_chunk_seqlen_p,
         metadata.last_chunk_indices_p,
         metadata.seq_idx_p,
-        slots if slots.dtype == torch.int32 else slots.to(torch.int32),
+        slots,
         metadata.has_initial_states_p,
         tile_sequence,
         tile_offset,
@@ -80,7 +95,7 @@ def _step_tensors(metadata: Any) -> StepTensors:
 def _longest(metadata: Any) -> int:
     """The number of tokens of the longest sequence, or a little more, without waiting for a GPU."""
     tiles = metadata.nums_dict and metadata.nums_dict.get(BLOCK_TOKENS)
-    if tiles:
+    if tiles and "nums" in tiles:
         return int(tiles["nums"].max()) * BLOCK_TOKENS
     return int(metadata.num_prefill_tokens - metadata.num_prefills + 1)
 
