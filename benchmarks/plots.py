@@ -20,6 +20,7 @@ def plot_ratios(rows: list[Row], path: pathlib.Path, title: str) -> pathlib.Path
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.fonttype"] = "none"  # text stays text
     from matplotlib import pyplot as plt
 
     rows = [row for row in rows if row.ratio is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import re
 import signal
@@ -116,6 +117,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _vllm_serve() -> list[str]:
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:  # builds for CPUs have another name, and `vllm serve` fails
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
 
 
 def _free_port() -> int:
