@@ -6,9 +6,8 @@ import pathlib
 
 from benchmarks.results import Row
 
-# Better above stock or below it; a bar on the good side of 1 is green.
 _HIGHER_IS_BETTER = {"throughput"}
-_GOOD, _BAD = "#2a9d6f", "#c2543d"
+_GOOD, _BAD, _UNDECIDED = "#2a9d6f", "#c2543d", "#9aa3ab"
 
 
 def plot_ratios(rows: list[Row], path: pathlib.Path, title: str) -> pathlib.Path:
@@ -29,8 +28,7 @@ def plot_ratios(rows: list[Row], path: pathlib.Path, title: str) -> pathlib.Path
     figure, axes = plt.subplots(figsize=(8, 1 + 0.42 * len(rows)), layout="constrained", facecolor="white")
     for place, row in enumerate(rows):
         assert row.ratio is not None
-        good = (row.ratio >= 1) == (row.metric in _HIGHER_IS_BETTER)
-        axes.barh(place, row.ratio, color=_GOOD if good else _BAD, height=0.6)
+        axes.barh(place, row.ratio, color=_colour(row, row.ratio), height=0.6)
         if row.low is not None and row.high is not None:
             axes.plot([row.low, row.high], [place, place], color="black", linewidth=1.6, marker="|", markersize=9)
         end = max(row.ratio, row.high or 0.0)
@@ -48,3 +46,9 @@ def plot_ratios(rows: list[Row], path: pathlib.Path, title: str) -> pathlib.Path
     figure.savefig(path)
     plt.close(figure)
     return path
+
+
+def _colour(row: Row, ratio: float) -> str:
+    if row.low is not None and row.high is not None and row.low <= 1 <= row.high:
+        return _UNDECIDED
+    return _GOOD if (ratio >= 1) == (row.metric in _HIGHER_IS_BETTER) else _BAD

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from benchmarks.plots import plot_ratios
 from benchmarks.results import FOLDER, Results, Row
-from benchmarks.serving.gpu_memory import gpu_bytes
+from benchmarks.serving.gpu_memory import settled_gpu_bytes
 from benchmarks.serving.ratios import Block, paired_row
 from benchmarks.serving.server import Server, Setup, serving
 from benchmarks.serving.workloads import DECODE_UNIT, IN_FLIGHT, UNITS, Sizes, amount, measure, warm_up
@@ -115,10 +115,10 @@ def start(
 ) -> Server:
     """Start a server and warm it up; note how long it took and what memory it holds."""
     name = "plugin" if plugin else "stock"
-    before = gpu_bytes(setup.tensor_parallel)
+    before = settled_gpu_bytes(setup.tensor_parallel)
     server = stack.enter_context(serving(setup, plugin))
     hits = warm_up(server.client, sizes, pool)
-    server.used = gpu_bytes(setup.tensor_parallel) - before
+    server.used = settled_gpu_bytes(setup.tensor_parallel) - before
     print(f"{name}: up after {server.seconds:.1f} s, log {server.log}", file=sys.stderr)
     print(*server.figures(), *server.telling_lines(), sep="\n", file=sys.stderr, flush=True)
     record.add(plugin, "startup", "wall", [[1e3 * server.seconds]])

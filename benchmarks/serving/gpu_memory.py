@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 
 import torch
 
@@ -18,6 +19,17 @@ def gpu_bytes(gpus: int) -> float:
         except Exception:  # each has its own errors, down to a missing library
             continue
     return 0.0
+
+
+def settled_gpu_bytes(gpus: int, seconds: float = 20) -> float:
+    """The same once it stands still: a process that has ended gives its memory back a little later."""
+    used = gpu_bytes(gpus)
+    for _ in range(int(2 * seconds)):
+        time.sleep(0.5)
+        before, used = used, gpu_bytes(gpus)
+        if used == before:
+            break
+    return used
 
 
 def _from_nvml(gpus: int) -> float:
