@@ -111,7 +111,8 @@ class _Maker:
         block, answer = self._limits.block, min(24, self._limits.longest // 8)
         each = -(-self._limits.blocks // (AT_ONCE * 3 // 4))  # blocks of a sequence, attention's alone
         while True:
-            length = max(1, min(each * block, self._limits.longest - answer) - answer // 2)
+            most = min(each * block, self._limits.longest - answer)
+            length = max(1, (most // block * block or most) - answer // 2)
             yield [Arrival(0, self._tokens(length - number % 4), answer) for number in range(AT_ONCE)]
 
     def _fitting(self, tokens: list[int], answer: int) -> list[int]:

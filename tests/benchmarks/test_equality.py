@@ -12,11 +12,14 @@ from benchmarks.engine.comparison import rows, same_answer
 from benchmarks.engine.scenarios import Limits, continuations, scenarios
 from benchmarks.results import Results, Row
 
-GPU = Limits(vocabulary=100352, longest=16384, budget=2048, block=528, blocks=600)
+GPU = Limits(vocabulary=100352, longest=16384, budget=2048, block=528, blocks=900)
 CPU = Limits(vocabulary=512, longest=512, budget=128, block=512, blocks=40)
 
 
-@pytest.mark.parametrize("limits", [GPU, CPU])
+OTHER_BLOCKS = Limits(vocabulary=131072, longest=16384, budget=2048, block=544, blocks=900)
+
+
+@pytest.mark.parametrize("limits", [GPU, OTHER_BLOCKS, CPU])
 def test_requests_fit_the_engine_and_are_the_same_every_time(limits: Limits) -> None:
     made = scenarios(limits, 100)
     assert made == scenarios(limits, 100)
@@ -29,20 +32,21 @@ def test_requests_fit_the_engine_and_are_the_same_every_time(limits: Limits) -> 
         assert all(1 <= token < limits.vocabulary for token in arrival.prompt)
 
 
-def test_kinds_are_what_they_say() -> None:
-    made = scenarios(GPU, 500)
+@pytest.mark.parametrize("limits", [GPU, OTHER_BLOCKS])
+def test_kinds_are_what_they_say(limits: Limits) -> None:
+    made = scenarios(limits, 500)
     prefix = made["short"][0][0].prompt[:-1]
-    assert len(prefix) % GPU.block == 0
+    assert len(prefix) % limits.block == 0
     assert all(arrival.prompt[: len(prefix)] == prefix for wave in made["short"] for arrival in wave)
     assert {len(wave) for wave in made["short"]} == {1, 2, 17, 32}
-    assert all(len(arrival.prompt) >= GPU.budget - 1 for wave in made["chunked"] for arrival in wave)
+    assert all(len(arrival.prompt) >= limits.budget - 1 for wave in made["chunked"] for arrival in wave)
     assert all(any(arrival.step > 0 for arrival in wave) for wave in made["mixed"])
     for wave in made["preempted"]:
-        needed = sum(-(-len(arrival.prompt) // GPU.block) for arrival in wave)
-        assert needed > GPU.blocks
-        grown = sum(-(-(len(arrival.prompt) + arrival.max_tokens) // GPU.block) for arrival in wave)
+        needed = sum(-(-len(arrival.prompt) // limits.block) for arrival in wave)
+        assert needed > limits.blocks
+        grown = sum(-(-(len(arrival.prompt) + arrival.max_tokens) // limits.block) for arrival in wave)
         assert grown == needed + len(wave)
-    assert [len(wave[0].prompt) - len(prefix) for wave in continuations(GPU, 3)] == [32, 32, 32]
+    assert [len(wave[0].prompt) - len(prefix) for wave in continuations(limits, 3)] == [32, 32, 32]
 
 
 def side(**changes: Any) -> dict[str, Any]:
