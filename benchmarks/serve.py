@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ class Record:
         self._name = options.name or ("serve" if parallel == 1 else f"serve_tp{parallel}")
         self._title = f"{Path(options.model).name}, ratio of the plugin to stock"
         self._folder: Path = options.out
+        self._samples: Path = options.logs / f"{self._name}_samples.json"
         self._blocks: dict[tuple[str, str], tuple[list[Block], list[Block]]] = {}
         self._notes: dict[str, list[str]] = {}
 
@@ -63,7 +65,9 @@ class Record:
         return Results(self._name, rows)
 
     def write(self) -> Results:
-        """Write what there is; nothing before both sides have been measured."""
+        """Write all samples beside the logs, and the results once both sides have been measured."""
+        named = {" ".join(figure): {"stock": stock, "ours": ours} for figure, (stock, ours) in self._blocks.items()}
+        self._samples.write_text(json.dumps(named))
         results = self.results()
         if results.rows:
             results.write(self._folder)

@@ -119,12 +119,12 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _vllm_serve() -> list[str]:
+def _vllm_serve(model: str) -> list[str]:
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:  # builds for CPUs have another name, and `vllm serve` fails
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
 
 
 def _free_port() -> int:
