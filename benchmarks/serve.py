@@ -149,7 +149,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--start-timeout", type=float, default=600, help="seconds")
     parser.add_argument("--name", default="", help="of the result, serve or serve_tp<N> unless given")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
-    parser.add_argument("--logs", type=Path, default=Path("serve_logs"), help="folder of the servers' logs")
+    parser.add_argument("--logs", type=Path, default=Path("build/serve_logs"), help="folder of the servers' logs")
     for field in dataclasses.fields(Sizes):
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=int, default=field.default, help="see benchmarks/serving/workloads.py")

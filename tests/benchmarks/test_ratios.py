@@ -34,7 +34,7 @@ def test_a_host_that_slows_down_between_pairs_changes_nothing() -> None:
     assert interval(drifting) == pytest.approx(interval(steady))
     low, high = interval(steady)
     assert low <= steady.ratio <= high
-    assert 0.4 < low < high < 0.62
+    assert 0.3 < low < high < 0.8
 
 
 @pytest.mark.parametrize("metric", ["ttft_p50", "ttft_p95", "throughput"])
