@@ -1,150 +1,105 @@
-"""One engine on a GPU: do the plugin's layers compute what vLLM's own compute, bit for bit?
+"""Two engines, with the plugin and without: the same tokens, graphs and bits, and nothing compiled while serving?
 
-    python -m benchmarks.equality_vllm MODEL [--calls 1000] [--responses 500]
+    python -m benchmarks.equality_vllm MODEL [--name nemotron_h] [--calls 1200] [--responses 500] [--tensor-parallel 1]
 
-In one process and one engine: responses with the plugin's layers, the same ones with vLLM's code in the same layers,
-then layer calls of which each runs both ways on the same inputs and is compared, outputs and cache slots. Writes
-results/equality_vllm.json with the cases layers, responses, graphs, compiles.
+An engine with the plugin answers requests of four kinds (short continuations, chunked prefills, mixed ones, preempted
+ones), profiles a step that continues one sequence, and runs layer calls both ways on the same inputs; then an engine
+without it answers the same requests. Cases `layers`, `responses`, `graphs`, `compiles`, `launches`, each with the name
+of the model behind it if one is given, go into results/equality_vllm.json after every phase; other cases in the file
+stay. Without a GPU it runs on an engine for CPUs, with what such an engine can do.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
+import json
 import os
-import random
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("MAMBA_OPS_VLLM", "1")
+import torch
 
-from benchmarks.results import Results, Row
+from benchmarks.engine.comparison import rows
+from benchmarks.results import FOLDER, Results
 
-
-class Compiles(logging.Handler):
-    """Counts what vLLM's JIT monitor reports."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name.endswith("jit_monitor") and record.levelno >= logging.WARNING:
-            self.messages.append(record.getMessage())
+GPU_ENGINE = {
+    "dtype": "bfloat16",
+    "max_model_len": 16384,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 2048,
+    "kv_cache_memory_bytes": 8 << 30,
+    "num_gpu_blocks_override": 900,  # so few that 32 long requests are preempted
+    "enable_prefix_caching": True,
+    "compilation_config": {"cudagraph_capture_sizes": [1, 4, 8, 16, 32]},
+}
+CPU_ENGINE = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 128,
+    "num_gpu_blocks_override": 40,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+}
 
 
 def main() -> None:
     options = parse()
-    from inductor_passes.vllm import register
-
-    register()  # also where the package is not installed, and vLLM finds no entry point
-    from vllm import LLM
-    from vllm.compilation.counter import compilation_counter
-
-    from inductor_passes.vllm.decline import counters
-    from inductor_passes.vllm.layer import SnapshotFreeMixer2
-    from inductor_passes.vllm.verify import verified
-
-    start = time.perf_counter()
-    llm = LLM(
-        model=options.model,
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=16384,
-        max_num_seqs=32,
-        max_num_batched_tokens=2048,
-        kv_cache_memory_bytes=8 << 30,
-        enable_prefix_caching=True,
-        block_size=options.block_size or None,
-        seed=0,
-        compilation_config={"cudagraph_capture_sizes": [1, 4, 8, 16, 32]},
-    )
-    print(f"engine start {time.perf_counter() - start:.1f} s; {counters}", flush=True)
-    layers = llm.apply_model(lambda model: [m for m in model.modules() if isinstance(m, SnapshotFreeMixer2)])[0]
-    compiles = Compiles()
-    logging.getLogger("vllm.utils.jit_monitor").addHandler(compiles)
-
-    ours = responses(llm, options)
-    compiled = len(compiles.messages)
-    print(f"plugin: {len(ours)} responses; {counters}; JIT monitor: {compiles.messages}", flush=True)
-    declined = sum(counters.declined.values())
-
-    regions = [layer._region for layer in layers]
-    for layer in layers:
-        layer._region = None  # vLLM's own code, in the same engine
-    theirs = responses(llm, options)
-    for layer, region in zip(layers, regions, strict=True):
-        layer._region = region
-    different = sum(a != b for a, b in zip(ours, theirs, strict=True))
-    print(f"stock: {len(theirs)} responses, {different} differ", flush=True)
-
-    counters.verified = counters.mismatches = 0
-    for layer in layers:
-        layer._options = layer._options.__class__(verify=options.calls)
-        stock = super(SnapshotFreeMixer2, layer).conv_ssm_forward
-        layer.conv_ssm_forward = verified(layer, stock, layer.conv_ssm_forward)
-    options.responses = min(options.responses, 100)
-    responses(llm, options)
-    print(f"layers: {counters}", flush=True)
-
-    captured = float(compilation_counter.num_cudagraph_captured)
-    results = Results("equality_vllm")
-    results.rows += [
-        row("layers", counters.mismatches, counters.verified, "layer calls, bit for bit: output and cache slots"),
-        row("responses", different, len(ours), "tokens and log-probabilities"),
-        Row(
-            "graphs",
-            "captured",
-            "1",
-            None,
-            captured,
-            None,
-            None,
-            None,
-            1,
-            "with the plugin; not compared with stock here",
-        ),
-        row("compiles", compiled, len(ours), f"while serving with the plugin; prefills declined: {declined}"),
-    ]
-    results.show()
-    print(results.write())
+    gpu = torch.cuda.is_available()
+    tolerance = 0.0 if gpu else 2e-3
+    engine = {**(GPU_ENGINE if gpu else CPU_ENGINE), "tensor_parallel_size": options.tensor_parallel, **options.engine}
+    job = {"model": options.model, "engine": engine, "responses": options.responses, "calls": options.calls}
+    job["tolerance"] = tolerance
+    sides: dict[str, Any] = {"1": {}, "0": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        job_file = Path(folder, "job.json")
+        job_file.write_text(json.dumps(job))
+        for plugin in sides:
+            result_file = Path(folder, f"result_{plugin}.json")
+            command = [sys.executable, "-m", "benchmarks.engine.side", str(job_file), str(result_file)]
+            process = subprocess.Popen(command, env={**os.environ, "MAMBA_OPS_VLLM": plugin}, stdout=sys.stderr)
+            written = 0.0
+            running = True
+            while running:
+                running = process.poll() is None
+                if result_file.exists() and result_file.stat().st_mtime > written:
+                    written = result_file.stat().st_mtime
+                    sides[plugin] = json.loads(result_file.read_text())
+                    write(rows(sides["1"], sides["0"], options.name, tolerance), options)
+                time.sleep(0.5)
+            if process.returncode:
+                raise SystemExit(f"the engine with MAMBA_OPS_VLLM={plugin} ended with {process.returncode}")
+    made = rows(sides["1"], sides["0"], options.name, tolerance)
+    write(made, options).show()
+    raise SystemExit(any(row.ours for row in made))
 
 
-def row(case: str, mismatches: int, n: int, note: str) -> Row:
-    return Row(case, "mismatches", "", None, float(mismatches), None, None, None, n, note)
-
-
-def responses(llm: Any, options: argparse.Namespace) -> list[Any]:
-    """Continuations of a cached prefix, long prompts in several chunks, mixed with decodes."""
-    from vllm import SamplingParams
-
-    llm.reset_prefix_cache()
-    rng = random.Random(1)
-    prefix = rng.choices(range(1, 100000), k=4224)
-    found: list[Any] = []
-    batches = (32, 1, 2, 17)
-    while len(found) < options.responses:
-        size = batches[len(found) % len(batches)]
-        lengths = [32] * size if len(found) % 2 else rng.choices((1, 33, 255, 256, 257, 700, 2500), k=size)
-        prompts = [(prefix if rng.random() < 0.7 else []) + rng.choices(range(1, 100000), k=n) for n in lengths]
-        params = SamplingParams(
-            temperature=0, max_tokens=rng.choice((1, 4)), ignore_eos=True, detokenize=False, logprobs=1
-        )
-        for output in llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False):
-            completion = output.outputs[0]
-            tokens = list(completion.token_ids)
-            found.append((tokens, [entry[t].logprob for entry, t in zip(completion.logprobs, tokens, strict=True)]))
-    return found
+def write(new: list[Any], options: argparse.Namespace) -> Results:
+    """Write rows into the file in place of those of the same cases."""
+    results = Results(options.out_name, Results.read(options.out_name, options.out).rows)
+    cases = {row.case for row in new}
+    results.rows = [row for row in results.rows if row.case not in cases] + new
+    results.write(options.out)
+    return results
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--calls", type=int, default=1200)
-    parser.add_argument("--responses", type=int, default=500)
-    parser.add_argument("--block-size", type=int, default=528)
-    return parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a model, e.g. one that benchmarks/models.py made")
+    parser.add_argument("--name", default="", help="of the model, behind the cases")
+    parser.add_argument("--calls", type=int, default=1200, help="layer calls to compare")
+    parser.add_argument("--responses", type=int, default=500, help="about so many are compared")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--engine", type=json.loads, default={}, help="JSON, further arguments of vLLM's LLM")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    options = parser.parse_args()
+    parallel = options.tensor_parallel
+    options.out_name = "equality_vllm" if parallel == 1 else f"equality_vllm_tp{parallel}"
+    return options
 
 
 if __name__ == "__main__":

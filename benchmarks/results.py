@@ -54,6 +54,13 @@ class Results:
     name: str
     rows: list[Row] = field(default_factory=list)
 
+    @classmethod
+    def read(cls, name: str, folder: pathlib.Path = FOLDER) -> Results:
+        """What was written before; nothing if there is no such file."""
+        path = folder / f"{name}.json"
+        rows = json.loads(path.read_text())["rows"] if path.exists() else []
+        return cls(name, [Row(**row) for row in rows])
+
     def write(self, folder: pathlib.Path = FOLDER) -> pathlib.Path:
         """Write `<name>.json` and return its path."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,221 +1,162 @@
 """A real server, stock and with the plugin: time to first token, throughput, engine step, start and memory.
 
-    python -m benchmarks.serve MODEL [--rounds 2] [--spread 40] [--bursts 10] [--mixed 48] -- --max-model-len 16384 ...
+    python -m benchmarks.serve MODEL [--servers 4] [--together] [--spread 60] [--bursts 10] [--waves 3] [--decodes 0] \
+        [--tensor-parallel 1] -- --max-model-len 16384 --kv-cache-memory-bytes 8G ...
 
-What follows `--` goes to the server. Servers are started one after the other, stock, plugin, plugin, stock, ... ;
-requests are token ids over HTTP, so no tokenizer is needed. Needs an installed plugin (an entry point that vLLM sees).
+What follows `--` goes to `vllm serve`. Servers run one after the other in the order stock, plugin, plugin, stock, ...;
+with `--together` a stock server and one with the plugin stay up side by side on the same GPU and are measured turn by
+turn, the other one idle, which is steadier on a host whose speed drifts and needs fewer starts. Requests are token ids
+over HTTP, so no tokenizer is needed. Needs an installed plugin (an entry point that vLLM sees).
+
+`step/1x32` is the engine's own time from scheduling one continuation to its token, without HTTP. Results, with a plot
+and the servers' logs beside them, are written again after every server and block, so that a run cut short leaves both.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
+import dataclasses
 import json
-import os
-import random
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-from benchmarks.results import Results, compare
+from tqdm import tqdm
 
-Samples = dict[tuple[str, str], list[float]]
-UNITS = {"ttft_p50": "ms", "ttft_p95": "ms", "throughput": "requests/s", "wall": "ms", "bytes": "B"}
+from benchmarks.plots import plot_ratios
+from benchmarks.results import FOLDER, Results, Row
+from benchmarks.serving.gpu_memory import settled_gpu_bytes
+from benchmarks.serving.ratios import Block, paired_row
+from benchmarks.serving.server import Server, Setup, serving
+from benchmarks.serving.workloads import DECODE_UNIT, IN_FLIGHT, UNITS, Sizes, amount, measure, warm_up
+
+STOCK, PLUGIN = False, True
 
 
-@dataclass
-class Workloads:
-    """Prompts, the same for every server but for their tails, which no server has seen.
+class Record:
+    """All samples so far, a block for each time that a server was measured, and what they come to."""
 
-    Attributes:
-        cached: tokens that every continuation shares. new: tokens of each that are new.
-        vocabulary: token ids below this. spread, bursts, mixed: how many requests, bursts of 32, requests.
-    """
+    def __init__(self, options: argparse.Namespace) -> None:
+        parallel = options.tensor_parallel
+        self._name = options.name or ("serve" if parallel == 1 else f"serve_tp{parallel}")
+        self._title = f"{Path(options.model).name}, ratio of the plugin to stock"
+        self._folder: Path = options.out
+        self._samples: Path = options.logs / f"{self._name}_samples.json"
+        self._blocks: dict[tuple[str, str], tuple[list[Block], list[Block]]] = {}
+        self._notes: dict[str, list[str]] = {}
 
-    cached: int
-    new: int
-    vocabulary: int
-    spread: int
-    bursts: int
-    mixed: int
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    def add(self, plugin: bool, case: str, metric: str, block: Block) -> None:
+        self._blocks.setdefault((case, metric), ([], []))[plugin].append(block)
 
-    def __post_init__(self) -> None:
-        self.prefix = self.tokens(self.cached)
+    def note(self, case: str, text: str) -> None:
+        if text not in self._notes.setdefault(case, []):
+            self._notes[case].append(text)
 
-    def tokens(self, length: int) -> list[int]:
-        return [self.rng.randrange(1, self.vocabulary) for _ in range(length)]
+    def results(self) -> Results:
+        rows: list[Row] = []
+        for (case, metric), (stock, ours) in self._blocks.items():
+            unit = DECODE_UNIT if case == "decode" else UNITS[metric]
+            note = "; ".join(self._notes.get(case, []))
+            if stock and ours:
+                rows.append(paired_row(case, metric, unit, stock, ours, note))
+        return Results(self._name, rows)
 
-    def continuation(self) -> list[int]:
-        return self.prefix + self.tokens(self.new)
+    def write(self) -> Results:
+        """Write all samples beside the logs, and the results once both sides have been measured."""
+        named = {" ".join(figure): {"stock": stock, "ours": ours} for figure, (stock, ours) in self._blocks.items()}
+        self._samples.write_text(json.dumps(named))
+        results = self.results()
+        if results.rows:
+            results.write(self._folder)
+            try:
+                plot_ratios(results.rows, self._folder / f"{self._name}.svg", self._title)
+            except ImportError as error:
+                print(f"no plot: {error}", file=sys.stderr)
+        return results
 
 
 def main() -> None:
     options = parse()
-    work = Workloads(options.cached, options.new, options.vocabulary, options.spread, options.bursts, options.mixed)
-    samples: dict[bool, Samples] = {False: {}, True: {}}
-    order = [False, True, True, False] * options.rounds
-    for plugin in order[: options.servers or None]:
-        with server(options, plugin) as (port, seconds):
-            samples[plugin].setdefault(("startup", "wall"), []).append(seconds * 1e3)
-            measure(port, work, samples[plugin])
-        last = {" ".join(figure): round(values[-1], 2) for figure, values in samples[plugin].items()}
-        print(f"plugin {plugin}: {last}", flush=True)
-    results = Results("serve")
-    for (case, metric), ours in samples[True].items():
-        if samples[False].get((case, metric)):
-            results.rows.append(compare(case, metric, UNITS[metric], samples[False][case, metric], ours))
-    results.show()
-    print(results.write())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
+    setup = Setup(
+        options.model, options.serve, options.tensor_parallel, options.start_timeout, not options.warm, options.logs
+    )
+    sizes = Sizes(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Sizes)})
+    record = Record(options)
+    pool = ThreadPoolExecutor(IN_FLIGHT)
+    for plugins in turns(options.servers, options.together):
+        with contextlib.ExitStack() as stack:
+            servers = [start(stack, setup, sizes, plugin, record, pool) for plugin in plugins]
+            order = [servers[0]] if len(servers) == 1 else [servers[i] for i in (0, 1, 1, 0)]
+            done = dict.fromkeys(plugins, 0)
+            for server in order * options.blocks:
+                done[server.plugin] += 1
+                title = f"{'plugin' if server.plugin else 'stock'}, block {done[server.plugin]}"
+                with tqdm(total=amount(sizes), desc=title, file=sys.stderr) as bar:
+                    samples = measure(server.client, sizes, done[server.plugin], pool, bar.update)
+                for (case, metric), block in samples.items():
+                    record.add(server.plugin, case, metric, block)
+                print(*server.telling_lines(), sep="\n", file=sys.stderr, flush=True)
+                record.write()
+        for server in servers:  # what they say at their end
+            print(*server.telling_lines(), sep="\n", file=sys.stderr, flush=True)
+    record.write().show()
 
 
-@contextlib.contextmanager
-def server(options: argparse.Namespace, plugin: bool) -> Iterator[tuple[int, float]]:
-    """A running server: its port, and how many seconds it took to start."""
-    port = options.port
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        options.model,
-        "--port",
-        str(port),
-    ]
-    command += ["--skip-tokenizer-init", "--enable-scale-out", *options.serve]
-    environment = {**os.environ, "MAMBA_OPS_VLLM": str(int(plugin))}
-    with tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False) as log:
-        start = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            while not healthy(port):
-                if process.poll() is not None or time.perf_counter() - start > options.start_timeout:
-                    log.seek(0)
-                    raise RuntimeError(f"the server did not start:\n{log.read()[-6000:]}")
-                time.sleep(0.25)
-            yield port, time.perf_counter() - start
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-            log.seek(0)
-            print("\n".join(line.rstrip() for line in log if "mamba_ops" in line or "JIT" in line), flush=True)
+def turns(servers: int, together: bool) -> Iterator[list[bool]]:
+    """Which servers are up at a time: stock, plugin, plugin, stock, ... one by one or in pairs."""
+    order = [(STOCK, PLUGIN, PLUGIN, STOCK)[i % 4] for i in range(servers)]
+    size = 2 if together else 1
+    for first in range(0, servers, size):
+        yield order[first : first + size]
 
 
-def healthy(port: int) -> bool:
-    try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-
-
-_connections = threading.local()
-
-
-def request(port: int, tokens: list[int], max_tokens: int) -> float:
-    """Send one prompt and wait for all of its answer; seconds."""
-    body = {
-        "token_ids": tokens,
-        "sampling_params": {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "detokenize": False},
-        "stream": False,
-    }
-    if getattr(_connections, "port", None) != port:
-        _connections.port, _connections.http = port, http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    start = time.perf_counter()
-    text = json.dumps(body)
-    try:
-        _connections.http.request("POST", "/inference/v1/generate", text, {"Content-Type": "application/json"})
-        response = _connections.http.getresponse()
-    except (http.client.HTTPException, OSError):  # the server closed an idle connection
-        _connections.http.close()
-        start = time.perf_counter()
-        _connections.http.request("POST", "/inference/v1/generate", text, {"Content-Type": "application/json"})
-        response = _connections.http.getresponse()
-    answer = response.read()
-    if response.status != 200:
-        raise RuntimeError(f"{response.status}: {answer[:1000]!r}")
-    return time.perf_counter() - start
-
-
-def measure(port: int, work: Workloads, samples: Samples) -> None:
-    """All workloads once."""
-
-    def add(case: str, metric: str, value: float) -> None:
-        samples.setdefault((case, metric), []).append(value)
-
-    with ThreadPoolExecutor(32) as pool:
-        for _ in range(3):
-            request(port, work.continuation(), 1)
-        list(pool.map(lambda tokens: request(port, tokens, 1), [work.continuation() for _ in range(32)]))
-
-        waits = []
-        for _ in range(work.spread):
-            waits.append(request(port, work.continuation(), 1))
-            time.sleep(0.03)
-        add_percentiles("spread", waits, add)
-        add("step/1x32", "wall", sorted(waits)[len(waits) // 2] * 1e3)
-
-        waits, start = [], time.perf_counter()
-        for _ in range(work.bursts):
-            prompts = [work.continuation() for _ in range(32)]
-            waits += pool.map(lambda tokens: request(port, tokens, 1), prompts)
-        add("burst32", "throughput", 32 * work.bursts / (time.perf_counter() - start))
-        add_percentiles("burst32", waits, add)
-
-        lengths = [work.rng.choice((32, 64, 200, 800, 3000)) for _ in range(work.mixed)]
-        prompts = [work.continuation() if i % 3 == 0 else work.tokens(n) for i, n in enumerate(lengths)]
-        start = time.perf_counter()
-        list(pool.map(lambda tokens: request(port, tokens, 64), prompts))
-        add("mixed", "throughput", work.mixed / (time.perf_counter() - start))
-    used = gpu_bytes()
-    if used:
-        add("memory", "bytes", used)
-
-
-def add_percentiles(case: str, waits: list[float], add: Any) -> None:
-    ordered = sorted(waits)
-    add(case, "ttft_p50", 1e3 * ordered[len(ordered) // 2])
-    add(case, "ttft_p95", 1e3 * ordered[int(len(ordered) * 0.95)])
-
-
-def gpu_bytes() -> float:
-    """Memory in use on the first GPU; 0 without one."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) * 2**20
-    except (OSError, subprocess.CalledProcessError):
-        return 0.0
+def start(
+    stack: contextlib.ExitStack, setup: Setup, sizes: Sizes, plugin: bool, record: Record, pool: ThreadPoolExecutor
+) -> Server:
+    """Start a server and warm it up; note how long it took and what memory it holds."""
+    name = "plugin" if plugin else "stock"
+    before = settled_gpu_bytes(setup.tensor_parallel)
+    server = stack.enter_context(serving(setup, plugin))
+    hits = warm_up(server.client, sizes, pool)
+    server.used = settled_gpu_bytes(setup.tensor_parallel) - before
+    print(f"{name}: up after {server.seconds:.1f} s, log {server.log}", file=sys.stderr)
+    print(*server.figures(), *server.telling_lines(), sep="\n", file=sys.stderr, flush=True)
+    record.add(plugin, "startup", "wall", [[1e3 * server.seconds]])
+    record.note("startup", "empty compile caches" if setup.cold else "shared compile caches")
+    record.note("step/1x32", f"{name}: {hits} of {sizes.cached + sizes.new} tokens cached")
+    if server.used > 0:
+        record.add(plugin, "memory", "bytes", [[server.used]])
+    for figure in server.figures():
+        record.note("memory" if server.used > 0 else "startup", f"{name}: {figure}")
+    record.write()
+    return server
 
 
 def parse() -> argparse.Namespace:
     arguments = sys.argv[1:]
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--rounds", type=int, default=1, help="of four servers each")
-    parser.add_argument("--servers", type=int, default=0, help="stop after so many servers")
-    parser.add_argument("--port", type=int, default=8123)
-    parser.add_argument("--start-timeout", type=float, default=600)
-    parser.add_argument("--cached", type=int, default=4224)
-    parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--vocabulary", type=int, default=100000)
-    parser.add_argument("--spread", type=int, default=60)
-    parser.add_argument("--bursts", type=int, default=10)
-    parser.add_argument("--mixed", type=int, default=64)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a model")
+    parser.add_argument("--servers", type=int, default=4, help="how many are started: stock, plugin, plugin, stock ...")
+    parser.add_argument("--together", action="store_true", help="two at a time, measured turn by turn")
+    parser.add_argument("--blocks", type=int, default=1, help="times that the workloads are repeated on each server")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each server")
+    parser.add_argument("--warm", action="store_true", help="let servers share compile caches, on disk as usual")
+    parser.add_argument("--start-timeout", type=float, default=600, help="seconds")
+    parser.add_argument("--name", default="", help="of the result, serve or serve_tp<N> unless given")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--logs", type=Path, default=Path("build/serve_logs"), help="folder of the servers' logs")
+    for field in dataclasses.fields(Sizes):
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, type=int, default=field.default, help="see benchmarks/serving/workloads.py")
     options = parser.parse_args(arguments[:cut])
     options.serve = arguments[cut + 1 :]
+    if options.together and not any(a.startswith("--gpu-memory-utilization") for a in options.serve):
+        options.serve += ["--gpu-memory-utilization", "0.45"]
     return options
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import atexit
 import enum
 import logging
-from collections import Counter
+import os
+from array import array
+from collections.abc import Iterator, MutableMapping
+from typing import Final
 
 from inductor_passes.report import GraphReport
+from inductor_passes.vllm.counts_file import own_cells, sums
 
 logger = logging.getLogger("vllm.mamba_ops")
 
@@ -24,25 +28,87 @@ class Decline(enum.Enum):
     ALIGNMENT = "the activations are not aligned or not dense"
 
 
+# What is counted besides the reasons; the value says it in a sentence.
+COUNTED: Final = {
+    "layer_prefills": "prefills that a layer ran through the compiled region",
+    "layer_checkpoints": "prefills with checkpoints, which keep a snapshot, likewise",
+    "regions": "regions compiled",
+    "snapshots_removed": "compiled regions that have lost their snapshot",
+    "verified": "layer calls compared with vLLM's code; see option `verify`",
+    "mismatches": "compared layer calls that differed",
+}
+_PLACES: Final = {name: place for place, name in enumerate([*COUNTED, *Decline])}
+
+
+class _Count:
+    """An attribute of `Counters` that lives in its cells."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._place = _PLACES[name]
+
+    def __get__(self, counters: Counters, _: type | None = None) -> int:
+        return counters.cells[self._place]
+
+    def __set__(self, counters: Counters, value: int) -> None:
+        counters.cells[self._place] = value
+
+
+class Declined(MutableMapping[Decline, int]):
+    """How often each reason has occurred; iterates over those that have."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def __getitem__(self, reason: Decline) -> int:
+        return self._counters.cells[_PLACES[reason]]
+
+    def __setitem__(self, reason: Decline, count: int) -> None:
+        self._counters.cells[_PLACES[reason]] = count
+
+    def __delitem__(self, reason: Decline) -> None:
+        self[reason] = 0
+
+    def __iter__(self) -> Iterator[Decline]:
+        return (reason for reason in Decline if self[reason])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class Counters:
-    """What the layers of this process did.
+    """What the layers of this process did; see `COUNTED`.
 
     Attributes:
-        layer_prefills: prefills that a layer ran through the compiled region.
-        layer_checkpoints: prefills with checkpoints, which keep a snapshot, likewise.
         declined: prefills that a layer left to vLLM's code, by reason.
-        snapshots_removed: compiled regions that have lost their snapshot, of `regions`.
-        verified, mismatches: layer calls compared with vLLM's code, and those that differed; see option `verify`.
+        cells: the counts, in the order of `COUNTED` and then of the reasons.
     """
 
-    def __init__(self) -> None:
-        self.layer_prefills = 0
-        self.layer_checkpoints = 0
-        self.declined: Counter[Decline] = Counter()
-        self.regions = 0
-        self.snapshots_removed = 0
-        self.verified = 0
-        self.mismatches = 0
+    layer_prefills = _Count()
+    layer_checkpoints = _Count()
+    regions = _Count()
+    snapshots_removed = _Count()
+    verified = _Count()
+    mismatches = _Count()
+
+    def __init__(self, values: list[int] | None = None) -> None:
+        self.cells = memoryview(array("q", values or [0] * len(_PLACES)))
+        self.declined = Declined(self)
+        self._shared_in = 0
+
+    def share(self) -> None:
+        """Count where the process that started this one can see it, from now on. Cheap if already so."""
+        if self._shared_in == os.getpid():
+            return
+        self._shared_in = os.getpid()
+        cells = None
+        try:
+            cells = own_cells(len(_PLACES))
+        except OSError as error:
+            logger.warning("mamba_ops: the counters of process %d are only in its log: %s", os.getpid(), error)
+        if cells is None:
+            atexit.register(_log, self)
+        else:
+            self.cells = cells
 
     def decline(self, reason: Decline) -> None:
         """Note that vLLM's code runs a prefill; the first time for a reason, say so.
@@ -73,7 +139,16 @@ class Counters:
 counters = Counters()
 
 
-@atexit.register
-def _log_at_exit() -> None:
-    if counters.regions or counters.declined:
-        logger.info("mamba_ops: %s", counters)
+def of_all_processes() -> Counters:
+    """The sums over the process that vLLM was started in and all that it has started."""
+    return Counters(sums(len(_PLACES)))
+
+
+def log_at_end() -> None:
+    """One line for all processes, if any of them has counted something."""
+    _log(of_all_processes())
+
+
+def _log(counted: Counters) -> None:
+    if any(counted.cells):
+        logger.info("mamba_ops: %s", counted)

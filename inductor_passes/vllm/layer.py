@@ -35,6 +35,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        counters.share()
         self._options: Options = read_options(get_current_vllm_config().additional_config)
         self._region: Region | None = None
         self._region_tried = not self._options.enabled

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from inductor_passes.vllm import counts_file
+
 PREFIX = "MAMBA_OPS_VLLM"
 KEY = "mamba_ops"
 
@@ -107,7 +109,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 # Names with our prefix that other parts of the project use.
-OTHER_VARIABLES = frozenset({"MAMBA_OPS_VLLM_CPU_PYTHON", "MAMBA_OPS_VLLM_ENGINE_PYTHON"})
+OTHER_VARIABLES = frozenset({counts_file.VARIABLE, "MAMBA_OPS_VLLM_CPU_PYTHON", "MAMBA_OPS_VLLM_ENGINE_PYTHON"})
 
 
 def _known() -> str:

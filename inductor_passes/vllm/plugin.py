@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 
 from inductor_passes.vllm.contract import TESTED_VERSIONS, missing_from_vllm
+from inductor_passes.vllm.counts_file import open_folder
+from inductor_passes.vllm.decline import log_at_end
+from inductor_passes.vllm.metrics import show_to_prometheus
 from inductor_passes.vllm.options import Options, read_options
 
 # A child of vLLM's logger, so that its handlers, level and format apply.
@@ -50,3 +53,9 @@ def _register(options: Options) -> None:
     if vllm.__version__ not in TESTED_VERSIONS:
         logger.info("mamba_ops: not tested with vLLM %s, but it has all that is needed", vllm.__version__)
     PluggableLayer.register_oot(SnapshotFreeMixer2, name=LAYER)
+    try:
+        open_folder(log_at_end)
+    except OSError as error:
+        logger.warning("mamba_ops: counters are only in the log, of processes that vLLM lets end: %s", error)
+    else:
+        show_to_prometheus()

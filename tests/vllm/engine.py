@@ -74,9 +74,9 @@ def preemptions(llm: LLM) -> int:
 def plugin_state() -> dict[str, Any]:
     if "inductor_passes.vllm.decline" not in sys.modules:
         return {}
-    from inductor_passes.vllm.decline import counters
+    from inductor_passes.vllm.decline import COUNTED, counters
 
-    state = {name: value for name, value in vars(counters).items() if isinstance(value, int)}
+    state = {name: getattr(counters, name) for name in COUNTED}
     return {"counters": {**state, "declined": {reason.name: n for reason, n in counters.declined.items()}}}
 
 

@@ -1,0 +1,122 @@
+"""Rows from what two engines did, or from what is known of them so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.results import Row
+
+Side = dict[str, Any]
+
+
+def rows(ours: Side, stock: Side, name: str, tolerance: float) -> list[Row]:
+    """A row for each case of which enough is known.
+
+    Args:
+        ours: what `benchmarks/engine/side.py` wrote with the plugin. stock: likewise without.
+        name: of the model, behind each case; empty for none.
+        tolerance: largest difference of log-probabilities that counts as equal.
+    """
+    made = [
+        _layers(ours),
+        _responses(ours, stock, tolerance),
+        _graphs(ours, stock),
+        _compiles(ours),
+        _launches(ours, stock),
+    ]
+    return [_named(row, name) for row in made if row is not None]
+
+
+def _layers(ours: Side) -> Row | None:
+    if "compared" not in ours:
+        return None
+    compared = sum(count["verified"] for count in ours["compared"])
+    different = sum(count["mismatches"] for count in ours["compared"])
+    return _row("layers", different, compared, "layer calls, outputs and cache slots, against vLLM's code on the spot")
+
+
+def _responses(ours: Side, stock: Side, tolerance: float) -> Row | None:
+    kinds = [kind for kind in ours.get("answers", {}) if kind in stock.get("answers", {})]
+    if not kinds:
+        return None
+    different = compared = 0
+    notes = []
+    for kind in kinds:
+        pairs = list(zip(ours["answers"][kind], stock["answers"][kind], strict=True))
+        differing = sum(not same_answer(a, b, tolerance) for a, b in pairs)
+        compared += len(pairs)
+        different += differing
+        notes.append(f"{kind} {len(pairs)}" + (f" ({differing} differ)" if differing else ""))
+    preempted = [sum(side.get("preemptions", {}).values()) for side in (ours, stock)]
+    notes.append(f"preemptions {preempted[0]}, stock {preempted[1]}")
+    return _row("responses", different, compared, f"tokens and log-probabilities: {', '.join(notes)}")
+
+
+def _graphs(ours: Side, stock: Side) -> Row | None:
+    if "graphs" not in ours or "graphs" not in stock:
+        return None
+    flat = [_flat(side["graphs"]) for side in (ours, stock)]
+    names = sorted(flat[0].keys() | flat[1].keys())
+    different = [f"{name}: {flat[0].get(name)}, stock {flat[1].get(name)}" for name in names if _differs(name, *flat)]
+    captured = [worker["num_cudagraph_captured"] for worker in stock["graphs"]["workers"]]
+    note = f"{stock['graphs']['cudagraph_mode']}, stock captures {captured}"
+    late = ours.get("captured_while_serving")
+    if late:
+        different.append("graphs were captured while serving")
+    return _row("graphs", len(different), len(names), "; ".join([note, *different]))
+
+
+def _compiles(ours: Side) -> Row | None:
+    if "answers" not in ours:
+        return None
+    served = sum(len(answers) for answers in ours["answers"].values())
+    declined = [count["declined"] for count in ours.get("served", [])]
+    note = "reports of vLLM's JIT monitor" if all(ours["monitored"]) else "vLLM's JIT monitor is not active here"
+    return _row(
+        "compiles", len(ours["compiles"]), served, "; ".join([f"{note}, declined {declined}", *ours["compiles"]])
+    )
+
+
+def _launches(ours: Side, stock: Side) -> Row | None:
+    if "profile" not in ours or not ours["gpu"]:  # on a CPU the ops are plain PyTorch, gathers among them
+        return None
+    calls = sum(worker["calls"] for worker in ours["profile"])
+    row = _row(
+        "launches", _launched(ours), calls, "copies of states in the layers of a step that continues one sequence"
+    )
+    if "profile" in stock:
+        row.stock = float(_launched(stock))
+    row.note += "".join(f"; {worker['launches']}" for worker in ours["profile"] if worker["launches"])
+    return row
+
+
+def same_answer(a: Any, b: Any, tolerance: float) -> bool:
+    """Equal tokens, and log-probabilities that differ by no more than the tolerance."""
+    (tokens, logprobs), (other_tokens, other_logprobs) = a, b
+    close = (abs(x - y) <= tolerance for x, y in zip(logprobs, other_logprobs, strict=False))
+    return bool(tokens == other_tokens and len(logprobs) == len(other_logprobs) and all(close))
+
+
+def _launched(side: Side) -> int:
+    return sum(sum(worker["launches"].values()) for worker in side["profile"])
+
+
+def _flat(graphs: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in graphs.items() if name != "workers"}
+    for rank, worker in enumerate(graphs["workers"]):
+        rest |= {f"worker {rank} {name}": value for name, value in worker.items()}
+    return rest
+
+
+def _differs(name: str, ours: dict[str, Any], stock: dict[str, Any]) -> bool:
+    return bool(ours.get(name) != stock.get(name))
+
+
+def _named(row: Row, name: str) -> Row:
+    if name:
+        row.case = f"{row.case}/{name}"
+    return row
+
+
+def _row(case: str, mismatches: int, n: int, note: str) -> Row:
+    return Row(case, "mismatches", "1", None, float(mismatches), None, None, None, n, note)
