@@ -47,12 +47,12 @@ def jit_reports(_: Any) -> list[str]:
 
 def layer_names(model: Any) -> list[str]:
     """The classes of the Mamba2 layers."""
-    return [type(layer).__name__ for layer in _layers(model)]
+    return [type(layer).__name__ for layer in layers(model)]
 
 
 def start_profile(model: Any) -> None:
     """Profile from here on, with a range around each call of a Mamba2 layer."""
-    for layer in _layers(model):
+    for layer in layers(model):
         layer.conv_ssm_forward = _in_range(layer.conv_ssm_forward)
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -72,7 +72,7 @@ def stop_profile(model: Any) -> dict[str, Any]:
     calls = 0
     for event in profiled.events():
         calls += event.name == _RANGE and event.device_type == torch.autograd.DeviceType.CPU
-        if not _inside(event):
+        if not inside_layer(event):
             continue
         kernels = [kernel.name for kernel in event.kernels if _is_snapshot_kernel(kernel.name)]
         for name in [event.name] if event.name in _SNAPSHOT_OPS else kernels:
@@ -82,7 +82,7 @@ def stop_profile(model: Any) -> dict[str, Any]:
 
 def restore(model: Any) -> None:
     """Let the layers run as they are, without what was put around them here."""
-    for layer in _layers(model):
+    for layer in layers(model):
         layer.__dict__.pop("conv_ssm_forward", None)
 
 
@@ -93,7 +93,7 @@ def compare_layers(model: Any, calls: int, tolerance: float) -> None:
     from inductor_passes.vllm.verify import verified
 
     counters.verified = counters.mismatches = 0
-    for layer in _layers(model):
+    for layer in layers(model):
         layer._options = layer._options.__class__(verify=calls, verify_tolerance=tolerance)
         stock = super(SnapshotFreeMixer2, layer).conv_ssm_forward
         layer.conv_ssm_forward = verified(layer, stock, layer.conv_ssm_forward)
@@ -112,7 +112,8 @@ class _Reports(logging.Handler):
         _reports.append(record.getMessage())
 
 
-def _layers(model: Any) -> list[Any]:
+def layers(model: Any) -> list[Any]:
+    """The Mamba2 layers."""
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
     return [module for module in model.modules() if isinstance(module, MambaMixer2)]
@@ -126,7 +127,8 @@ def _in_range(forward: Any) -> Any:
     return in_range
 
 
-def _inside(event: Any) -> bool:
+def inside_layer(event: Any) -> bool:
+    """Whether an event of the profiler lies in a call of a Mamba2 layer."""
     while event is not None:
         if event.name in _RANGES:
             return True

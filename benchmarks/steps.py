@@ -1,0 +1,136 @@
+"""Steps of one engine that continue 1 to 32 cached sequences, with the plugin's layers and with vLLM's own in turn.
+
+    python -m benchmarks.steps MODEL [--rounds 3] [--repeats 4] [--new 32]
+
+The same engine runs both, layer by layer the same weights and caches, so that what differs is the layers alone; turns
+go stock, plugin, plugin, stock. Writes results/steps.json: `step/<n>x<new>` the wall time of the step, `gpu/<n>x<new>`
+the sum of its GPU kernels, `layer/<n>x<new>` the kernels of one Mamba2 layer without its projections, the last two from
+PyTorch's profiler. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+
+os.environ["MAMBA_OPS_VLLM"] = "1"
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from tqdm import tqdm
+
+from benchmarks.engine import in_worker
+from benchmarks.engine.side import Engine
+from benchmarks.results import Results
+from benchmarks.serving.ratios import Block, paired_row
+from inductor_passes.vllm import register
+
+SETTINGS = {
+    "dtype": "bfloat16",
+    "max_model_len": 16384,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 2048,
+    "kv_cache_memory_bytes": 8 << 30,
+    "enable_prefix_caching": True,
+}
+COUNTS = (1, 2, 4, 8, 16, 32)
+STOCK, PLUGIN = False, True
+
+
+class Steps:
+    """An engine with a cached prefix, one step of which continues it so many times."""
+
+    def __init__(self, model: str, cached: int, new: int) -> None:
+        self._engine = Engine({"model": model, "engine": SETTINGS}).llm
+        self._layers = self._engine.apply_model(in_worker.layers)[0]
+        self._regions = [layer._region for layer in self._layers]
+        self._rng, self._new, self._requests = random.Random(0), new, 0
+        self._vocabulary = self._engine.llm_engine.vllm_config.model_config.get_vocab_size()
+        self._prefix = self._tokens(cached)
+
+    def use(self, plugin: bool) -> None:
+        """Have the layers run the plugin's region, or vLLM's own code."""
+        for layer, region in zip(self._layers, self._regions, strict=True):
+            layer._region = region if plugin else None
+
+    def run(self, count: int) -> float:
+        """Milliseconds of a step that continues the prefix `count` times."""
+        from vllm import SamplingParams
+
+        engine = self._engine.llm_engine
+        for _ in range(count):
+            self._requests += 1
+            params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+            engine.add_request(
+                str(self._requests), {"prompt_token_ids": self._prefix + self._tokens(self._new)}, params
+            )
+        torch.accelerator.synchronize()
+        start = time.perf_counter()
+        engine.step()
+        torch.accelerator.synchronize()
+        wall = time.perf_counter() - start
+        while engine.has_unfinished_requests():
+            engine.step()
+        return 1e3 * wall
+
+    def kernels(self, count: int) -> tuple[float, float]:
+        """Microseconds of all GPU kernels of such a step, and of those of one layer."""
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            self.run(count)
+        on_gpu = torch.autograd.DeviceType.CUDA
+        whole = sum(row.self_device_time_total for row in profiled.key_averages() if row.device_type == on_gpu)
+        inside = (event for event in profiled.events() if in_worker.inside_layer(event))
+        of_layers = sum(kernel.duration for event in inside for kernel in event.kernels)
+        return whole, of_layers / len(self._layers)
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._rng.choices(range(1, self._vocabulary), k=count)
+
+
+def main() -> None:
+    options = parse()
+    register()  # also where the package is not installed
+    steps = Steps(options.model, options.cached, options.new)
+    for plugin in (PLUGIN, STOCK):
+        steps.use(plugin)
+        for count in COUNTS:
+            steps.run(count), steps.run(count)
+    walls: dict[tuple[bool, int], list[Block]] = {}
+    for _ in tqdm(range(options.rounds), desc="rounds"):
+        for plugin in (STOCK, PLUGIN, PLUGIN, STOCK):
+            steps.use(plugin)
+            for count in COUNTS:
+                block = [[steps.run(count)] for _ in range(options.repeats)]
+                walls.setdefault((plugin, count), []).append(block)
+    kernels: dict[tuple[bool, int], list[tuple[float, float]]] = {}
+    for plugin in (STOCK, PLUGIN):
+        steps.use(plugin)
+        for count in tqdm(COUNTS, desc="profiles"):
+            steps.run(count)
+            kernels[plugin, count] = [steps.kernels(count) for _ in range(options.profiles)]
+    results = Results("steps")
+    for count in COUNTS:
+        name = f"{count}x{options.new}"
+        results.rows.append(paired_row(f"step/{name}", "wall", "ms", walls[STOCK, count], walls[PLUGIN, count]))
+        for place, case in enumerate(("gpu", "layer")):
+            stock, ours = ([[[times[place]] for times in kernels[p, count]]] for p in (STOCK, PLUGIN))
+            results.rows.append(paired_row(f"{case}/{name}", "wall", "us", stock, ours))
+    results.show()
+    print(results.write())
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a model")
+    parser.add_argument("--cached", type=int, default=4224, help="tokens of the prefix")
+    parser.add_argument("--new", type=int, default=32, help="new tokens of each sequence")
+    parser.add_argument("--rounds", type=int, default=3, help="of stock, plugin, plugin, stock")
+    parser.add_argument("--repeats", type=int, default=4, help="steps of each kind in a turn")
+    parser.add_argument("--profiles", type=int, default=3, help="profiled steps of each kind")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
