@@ -6,14 +6,19 @@ The same engine runs both, layer by layer the same weights and caches, so that w
 go stock, plugin, plugin, stock. Writes results/steps.json: `step/<n>x<new>` the wall time of the step, `gpu/<n>x<new>`
 the sum of its GPU kernels, `layer/<n>x<new>` the kernels of one Mamba2 layer without its projections, the last two from
 PyTorch's profiler. Needs a GPU.
+
+`--host FILE` writes where Python spends its time in steps that continue one sequence (cProfile, the plugin's layers).
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import os
+import pstats
 import random
 import time
+from pathlib import Path
 
 os.environ["MAMBA_OPS_VLLM"] = "1"
 
@@ -119,6 +124,21 @@ def main() -> None:
             results.rows.append(paired_row(f"{case}/{name}", "wall", "us", stock, ours))
     results.show()
     print(results.write())
+    if options.host:
+        steps.use(PLUGIN)
+        profile_host(steps, options.host)
+
+
+def profile_host(steps: Steps, path: Path) -> None:
+    """Write what Python does in twenty steps that continue one sequence."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(20):
+        steps.run(1)
+    profiler.disable()
+    with path.open("w") as file:
+        for order in ("tottime", "cumtime"):
+            pstats.Stats(profiler, stream=file).sort_stats(order).print_stats(70)
 
 
 def parse() -> argparse.Namespace:
@@ -129,6 +149,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="of stock, plugin, plugin, stock")
     parser.add_argument("--repeats", type=int, default=4, help="steps of each kind in a turn")
     parser.add_argument("--profiles", type=int, default=3, help="profiled steps of each kind")
+    parser.add_argument("--host", type=Path, help="file for a profile of the host")
     return parser.parse_args()
 
 
