@@ -13,6 +13,8 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton
 from triton.backends.compiler import GPUTarget
 
 from mamba_ops import ops
+from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
+from mamba_ops.ops.conv_cumsum import conv_cumsum
 from tests.compile_only_driver import compile_only
 
 TARGETS = {
@@ -38,7 +40,12 @@ KERNELS = {
     "bmm_chunk_kernel": {"cb_ptr"},
     "chunk_scan_kernel": {"out_ptr"},
     "masked_gather_kernel": {"rows_ptr"},
+    "causal_conv_tiled_kernel": {"state_ptr", "out_ptr"},
+    "conv_cumsum_kernel": {"state_ptr", "out_ptr", "dt_out_ptr", "dA_cumsum_ptr"},
+    "one_chunk_kernel": {"state_ptr", "out_ptr"},
 }
+# Longest sequences that the kernel in one pass is compiled for; beyond 64 tokens it loops.
+MAX_TOKENS = (32, 64, 256)
 
 
 class _CapturedError(Exception):
@@ -48,9 +55,19 @@ class _CapturedError(Exception):
 def _launch_nodes(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype) -> list[torch.fx.Node]:
     """The launches of all ops in the graph that torch.compile makes of them."""
     nheads, headdim, dstate, ngroups, chunk_size = shape
+    conv_dim = nheads * headdim + 2 * ngroups * dstate
 
     def all_ops(
-        x: Tensor, dt: Tensor, B: Tensor, head: Tensor, ints: Tensor, has: Tensor, cache: Tensor
+        x: Tensor,
+        dt: Tensor,
+        B: Tensor,
+        head: Tensor,
+        ints: Tensor,
+        has: Tensor,
+        cache: Tensor,
+        wide: Tensor,
+        taps: Tensor,
+        conv_cache: Tensor,
     ) -> list[Tensor]:
         dA_cumsum, dt_out = ops.chunk_cumsum(dt, head, ints, chunk_size, head, True, 0.0)
         states = ops.chunk_state(B, x, dt_out, dA_cumsum, ints)
@@ -61,7 +78,12 @@ def _launch_nodes(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch
         cb = ops.bmm_chunk(B, B, ints, chunk_size)
         out = torch.empty_like(x)
         ops.chunk_scan(cb, x, dt_out, dA_cumsum, B, entering, ints, out, head, x)
-        return [out, final]
+        convolution = (wide, taps, wide[0], ints, conv_cache, ints[1:], has[1:], ints, ints)
+        convolved = causal_conv_tiled(*convolution)
+        more, dA_cumsum, dt_out = conv_cumsum(*convolution, dt, head, chunk_size, head, True)
+        for max_tokens in sorted({min(most, chunk_size) for most in MAX_TOKENS}):
+            ops.one_chunk_scan(x, B, B, dt_out, dA_cumsum, ints, cache, ints[1:], has[1:], out, max_tokens, head)
+        return [out, final, convolved, more]
 
     def tensor(*size: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device="meta")
@@ -82,6 +104,9 @@ def _launch_nodes(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch
             tensor(3, dtype=torch.int32),
             tensor(3, dtype=torch.bool),
             tensor(7, nheads, headdim, dstate, dtype=state_dtype),
+            tensor(512, conv_dim),
+            tensor(conv_dim, 4),
+            tensor(7, 3, conv_dim).transpose(1, 2),
         )
     return graphs[0].graph.find_nodes(op="call_function", target=triton_kernel_wrapper_functional)
 
