@@ -136,7 +136,7 @@ def _fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CASES = [("granite", BF16, BF16), ("granite", FP16, FP32), ("granite", FP32, FP16)]
-CASES += [(name, BF16, FP32) for name in SHAPES if name != "granite"]
+CASES += [(name, BF16, FP32) for name in SHAPES if name != "granite"] + [("falcon-h1", FP32, FP32)]
 
 
 @pytest.mark.fault(21)
