@@ -28,7 +28,7 @@ from mamba_ops import ops
 GRANITE = FAMILIES["granite-4.0-h-micro"]
 STAGE_LENGTHS = {"1x4224": [4224], "32x32": [32] * 32, "1x32": [32]}
 STAGES = ("chunk_cumsum", "chunk_state", "state_passing", "bmm_chunk", "chunk_scan")
-ONE_CHUNK_SIZES = [(nseqs, length) for nseqs in (1, 8, 32) for length in (8, 32, 64, 128, 256)]
+ONE_CHUNK_SIZES = [(nseqs, length) for nseqs in (1, 8, 32) for length in (8, 16, 32, 64)]
 
 
 class Stages:

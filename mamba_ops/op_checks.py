@@ -171,12 +171,13 @@ def one_chunk_scan(
     if dstate > MAX_DSTATE:
         raise ValueError(f"B: dstate {dstate}; allowed: up to {MAX_DSTATE}")
     check_tokens("C", C, {"ntokens": ntokens, "ngroups": ngroups, "dstate": dstate}, (x.dtype,), x.device)
-    nseqs = slots.shape[0]
-    _check_steps(dt_out, dA_cumsum, nseqs, nheads, x.device)
+    _check_steps(dt_out, dA_cumsum, None, nheads, x.device)
+    nseqs = dt_out.shape[0]
     check_tensor("cu_seqlens", cu_seqlens, {"nseqs + 1": nseqs + 1}, INT32, x.device)
     check_dense("cu_seqlens", cu_seqlens)
     check_cache("state_cache", state_cache, {"nheads": nheads, "headdim": headdim, "dstate": dstate}, x.device)
-    check_reads(slots, has_initial_state, nseqs, x.device, "slots")
+    check_tensor("slots", slots, {"nseqs": nseqs}, SLOT_DTYPES, x.device)
+    check_tensor("has_initial_state", has_initial_state, {"nseqs": nseqs}, BOOL, x.device)
     most = min(one_chunk.MAX_TOKENS, dt_out.shape[2])
     if not 1 <= max_tokens <= most:
         raise ValueError(f"max_tokens: {max_tokens}; allowed: 1 to {most}, and at most chunk_size")
@@ -225,10 +226,10 @@ def _check_offsets(cu_chunk_seqlens: Tensor, device: torch.device) -> None:
         raise ValueError("cu_chunk_seqlens: shape (0,); it holds at least the offset 0")
 
 
-def _check_steps(dt_out: Tensor, dA_cumsum: Tensor, nchunks: int, nheads: int, device: torch.device) -> None:
+def _check_steps(dt_out: Tensor, dA_cumsum: Tensor, nchunks: int | None, nheads: int, device: torch.device) -> None:
     check_tensor("dt_out", dt_out, {"nchunks": nchunks, "nheads": nheads, "chunk_size": None}, FP32, device)
     check_chunk_size(dt_out.shape[2])
-    dims = {"nchunks": nchunks, "nheads": nheads, "chunk_size": dt_out.shape[2]}
+    dims = {"nchunks": dt_out.shape[0], "nheads": nheads, "chunk_size": dt_out.shape[2]}
     check_tensor("dA_cumsum", dA_cumsum, dims, FP32, device)
     check_dense("dt_out", dt_out)
     check_dense("dA_cumsum", dA_cumsum)

@@ -114,11 +114,29 @@ def check_slots(name: str, slots: Tensor, num_slots: int, used: Tensor) -> None:
     )
 
 
-def check_write_slots(write_slots: Tensor, num_slots: int, written: Tensor) -> None:
+def check_write_slots(write_slots: Tensor, num_slots: int, written: Tensor, name: str = "write_slots") -> None:
     """Raise ValueError where a slot that is written is out of range or is written twice."""
-    check_slots("write_slots", write_slots, num_slots, written)
+    check_slots(name, write_slots, num_slots, written)
     slot, times = resolve_slots(write_slots[written].cpu(), num_slots).unique(return_counts=True)
-    _refuse_first("write_slots: slot {} is written by more than one sequence; slots must be distinct", times > 1, slot)
+    _refuse_first(f"{name}: slot {{}} is written by more than one sequence; slots must be distinct", times > 1, slot)
+
+
+def check_sequences_in_place(cu_seqlens: Tensor, ntokens: int, most: int | None, slots: Tensor, num_slots: int) -> None:
+    """Raise ValueError unless the sequences lie one after the other in the tokens, each with a slot of its own.
+
+    Args:
+        most: tokens that a sequence may have; None for any number.
+    """
+    offsets = cu_seqlens.cpu()
+    lengths = offsets.diff()
+    if offsets[0] != 0:
+        raise ValueError(f"cu_seqlens: starts at {int(offsets[0])}; it must start at 0")
+    _refuse_first("cu_seqlens: decreases to {} at the end of sequence {}", lengths < 0, offsets[1:])
+    if most is not None:
+        _refuse_first(f"cu_seqlens: {{}} tokens in sequence {{}}; allowed: up to {most}", lengths > most, lengths)
+    if offsets[-1] > ntokens:
+        raise ValueError(f"cu_seqlens: ends at {int(offsets[-1])}; there are {ntokens} tokens")
+    check_write_slots(slots, num_slots, lengths > 0, "slots")
 
 
 def check_indexed_slots(read_slots: Tensor, read: Tensor, write_slots: Tensor, written: Tensor, num_slots: int) -> None:

@@ -7,6 +7,7 @@ from mamba_ops.cpu.bmm_chunk import bmm_chunk
 from mamba_ops.cpu.chunk_scan import chunk_scan
 from mamba_ops.cpu.chunk_state import chunk_state
 from mamba_ops.cpu.state_passing import state_passing_indexed
+from mamba_ops.value_checks import check_sequences_in_place
 
 
 def one_chunk_scan(
@@ -24,10 +25,8 @@ def one_chunk_scan(
     D: Tensor | None,
 ) -> None:
     """The op `mamba_ops::one_chunk_scan`; shapes are described there."""
-    lengths = cu_seqlens.diff()
-    if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > max_tokens):
-        raise ValueError(f"cu_seqlens: lengths {lengths.tolist()}; allowed: 0 to max_tokens = {max_tokens}")
-    present = (lengths > 0).nonzero().squeeze(1)
+    check_sequences_in_place(cu_seqlens, x.shape[0], max_tokens, slots, state_cache.shape[0])
+    present = (cu_seqlens.diff() > 0).nonzero().squeeze(1)
     cu_chunk_seqlens = torch.cat((cu_seqlens[:1], cu_seqlens[1:][present]))
     dt_out, dA_cumsum, slots = dt_out[present], dA_cumsum[present], slots[present]
     states = chunk_state(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)

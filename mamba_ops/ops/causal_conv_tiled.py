@@ -5,10 +5,12 @@ import triton
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
+from mamba_ops import conv_checks
 from mamba_ops.conv import causal_conv_unchecked
 from mamba_ops.kernels import causal_conv_tiled as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 from mamba_ops.ops.opaque import read_real_buffers
+from mamba_ops.value_checks import check_sequences_in_place
 
 
 @triton_op("mamba_ops::causal_conv_tiled", mutates_args={"conv_state"})
@@ -41,11 +43,22 @@ def causal_conv_tiled(
         (ntokens, conv_dim), dtype of x.
 
     Raises:
-        ValueError: a width that the tiles do not cover.
+        ValueError, TypeError: an argument that does not fit; nothing has been written. On a GPU the values in
+            `cu_seqlens`, `slots` and the tiles are not looked at.
     """
+    conv_checks.causal_conv_tiled(
+        x,
+        weight,
+        bias,
+        cu_seqlens,
+        conv_state,
+        slots,
+        has_initial_state,
+        tile_sequence,
+        tile_offset,
+        max_width=kernel.BLOCK_TOKENS + 1,
+    )
     width = weight.shape[1]
-    if not 2 <= width <= kernel.BLOCK_TOKENS + 1:
-        raise ValueError(f"weight: width {width}; allowed: 2 to {kernel.BLOCK_TOKENS + 1}")
     if not runs_kernels(x):
         return _causal_conv_tiled_cpu(x, weight, bias, cu_seqlens, conv_state, slots, has_initial_state)
     ntokens, conv_dim = x.shape
@@ -89,6 +102,7 @@ def _causal_conv_tiled_cpu(
     slots: Tensor,
     has_initial_state: Tensor,
 ) -> Tensor:
+    check_sequences_in_place(cu_seqlens, x.shape[0], None, slots, conv_state.shape[0])
     history = conv_state[:, :, : weight.shape[1] - 1]
     return causal_conv_unchecked(x, weight, bias, cu_seqlens, history, slots, has_initial_state, slots)
 

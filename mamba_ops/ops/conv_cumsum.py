@@ -3,14 +3,16 @@
 import torch
 import triton
 from torch import Tensor
-from torch.library import triton_op
+from torch.library import custom_op, triton_op
 
+from mamba_ops import conv_checks, cpu
+from mamba_ops.conv import causal_conv_unchecked
 from mamba_ops.kernels import causal_conv_tiled as conv_kernel
 from mamba_ops.kernels import conv_cumsum as kernel
-from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
-from mamba_ops.ops.chunk_cumsum import chunk_cumsum
 from mamba_ops.ops.dispatch import runs_kernels
 from mamba_ops.ops.launch import Launch
+from mamba_ops.ops.opaque import read_real_buffers
+from mamba_ops.value_checks import check_sequences_in_place
 
 
 @triton_op("mamba_ops::conv_cumsum", mutates_args={"conv_state"})
@@ -34,16 +36,34 @@ def conv_cumsum(
 
     Args:
         x, weight, bias, cu_seqlens, conv_state, slots, has_initial_state, tile_sequence, tile_offset: as of
-            `causal_conv_tiled`. Empty sequences come last.
+            `causal_conv_tiled`. An empty sequence is padding.
         dt, A, chunk_size, dt_bias, dt_softplus: as of `chunk_cumsum`. No sequence has more than chunk_size tokens.
 
     Returns:
         (convolved, dA_cumsum, dt_out): (ntokens, conv_dim), dtype of x; (nseqs, nheads, chunk_size) FP32 twice.
+        The rows of an empty sequence in the last two are not defined.
+
+    Raises:
+        ValueError, TypeError: an argument that does not fit; nothing has been written. On a GPU the values in
+            `cu_seqlens`, `slots` and the tiles are not looked at.
     """
+    convolution = (x, weight, bias, cu_seqlens, conv_state, slots, has_initial_state, tile_sequence, tile_offset)
+    conv_checks.causal_conv_tiled(*convolution, max_width=conv_kernel.BLOCK_TOKENS + 1)
+    conv_checks.conv_cumsum(x, cu_seqlens, dt, A, chunk_size, dt_bias)
     if not runs_kernels(x):
-        dA_cumsum, dt_out = chunk_cumsum(dt, A, cu_seqlens, chunk_size, dt_bias, dt_softplus)
-        convolved = causal_conv_tiled(
-            x, weight, bias, cu_seqlens, conv_state, slots, has_initial_state, tile_sequence, tile_offset
+        convolved, dA_cumsum, dt_out = _conv_cumsum_cpu(
+            x,
+            weight,
+            bias,
+            cu_seqlens,
+            conv_state,
+            slots,
+            has_initial_state,
+            dt,
+            A,
+            chunk_size,
+            dt_bias,
+            dt_softplus,
         )
         return convolved, dA_cumsum, dt_out
     nseqs, nheads = slots.shape[0], dt.shape[1]
@@ -138,3 +158,56 @@ def conv_cumsum_launch(
     }
     blocks = max(triton.cdiv(conv_dim, conv_kernel.BLOCK_CHANNELS), triton.cdiv(nheads, kernel.BLOCK_HEADS))
     return Launch(kernel.conv_cumsum_kernel, (ntiles + nseqs, blocks), arguments, constants)
+
+
+@custom_op("mamba_ops::conv_cumsum_cpu", mutates_args={"conv_state"}, device_types="cpu")
+def _conv_cumsum_cpu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    chunk_size: int,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    check_sequences_in_place(cu_seqlens, x.shape[0], chunk_size, slots, conv_state.shape[0])
+    present = (cu_seqlens.diff() > 0).nonzero().squeeze(1)
+    cu_chunk_seqlens = torch.cat((cu_seqlens[:1], cu_seqlens[1:][present]))
+    steps = cpu.chunk_cumsum(dt, A, cu_chunk_seqlens, chunk_size, dt_bias, dt_softplus)
+    dA_cumsum, dt_out = (
+        step.new_zeros((slots.shape[0], *step.shape[1:])).index_copy_(0, present, step) for step in steps
+    )
+    history = conv_state[:, :, : weight.shape[1] - 1]
+    convolved = causal_conv_unchecked(x, weight, bias, cu_seqlens, history, slots, has_initial_state, slots)
+    return convolved, dA_cumsum, dt_out
+
+
+@_conv_cumsum_cpu.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    conv_state: Tensor,
+    slots: Tensor,
+    has_initial_state: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    chunk_size: int,
+    dt_bias: Tensor | None,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (slots.shape[0], dt.shape[1], chunk_size)
+    return (
+        x.new_empty(x.shape),
+        dt.new_empty(shape, dtype=torch.float32),
+        dt.new_empty(shape, dtype=torch.float32),
+    )
+
+
+read_real_buffers(["conv_cumsum_cpu"])

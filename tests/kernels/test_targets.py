@@ -44,8 +44,8 @@ KERNELS = {
     "conv_cumsum_kernel": {"state_ptr", "out_ptr", "dt_out_ptr", "dA_cumsum_ptr"},
     "one_chunk_kernel": {"state_ptr", "out_ptr"},
 }
-# Longest sequences that the kernel in one pass is compiled for; beyond 64 tokens it loops.
-MAX_TOKENS = (32, 64, 256)
+# Longest sequences that the kernel in one pass is compiled for.
+MAX_TOKENS = (32, 64)
 
 
 class _CapturedError(Exception):

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from mamba_ops import ops
+from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
+from mamba_ops.ops.conv_cumsum import conv_cumsum
 from tests.mamba_ops.batches import SMALL, assert_same, make_batch, make_cache
 
 FIXES_THE_DEVICE = {
@@ -18,7 +20,11 @@ FIXES_THE_DEVICE = {
     "state_passing_indexed": "states",
     "chunk_scan": "x",
     "masked_gather": "state_cache",
+    "one_chunk_scan": "x",
+    "causal_conv_tiled": "x",
+    "conv_cumsum": "x",
 }
+WRITTEN = ("state_cache", "conv_state", "out")
 
 
 def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
@@ -30,6 +36,17 @@ def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     states = torch.zeros(3, *SMALL.row)
     slots = torch.tensor([1, 2])
     cache = make_cache(4).view
+    one_chunk = torch.zeros(2, 4, 64)
+    sequences = {"cu_seqlens": batch.metadata.cu_seqlens, "slots": slots, "has_initial_state": slots > 1}
+    convolution = {
+        "x": torch.randn(70, 24),
+        "weight": torch.randn(24, 4),
+        "bias": torch.randn(24),
+        **sequences,
+        "conv_state": torch.randn(4, 24, 3),
+        "tile_sequence": slots.int(),
+        "tile_offset": slots.int(),
+    }
     common = {"states": states, "dA_cumsum": steps, "last_chunk_indices": last}
     return {
         "chunk_cumsum": (ops.chunk_cumsum, {"dt": dt, "A": A, "cu_chunk_seqlens": cu, "chunk_size": 32}),
@@ -69,6 +86,23 @@ def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             },
         ),
         "masked_gather": (ops.masked_gather, {"state_cache": cache, "slots": slots, "has_initial_state": slots > 1}),
+        "one_chunk_scan": (
+            ops.one_chunk_scan,
+            {
+                "x": x,
+                "B": B,
+                "C": C,
+                "dt_out": one_chunk,
+                "dA_cumsum": one_chunk,
+                **sequences,
+                "state_cache": cache,
+                "out": torch.zeros(70, 4, 16),
+                "max_tokens": 40,
+                "D": torch.zeros(4),
+            },
+        ),
+        "causal_conv_tiled": (causal_conv_tiled, convolution),
+        "conv_cumsum": (conv_cumsum, {**convolution, "dt": dt, "A": A, "chunk_size": 64, "dt_bias": torch.zeros(4)}),
     }
 
 
@@ -77,6 +111,7 @@ def test_each_op_names_the_tensor_that_is_wrong(op: str) -> None:
     run, good = op_calls()[op]
     run(**good)
     tensors = {name: value for name, value in good.items() if isinstance(value, torch.Tensor)}
+    before = copies_of_written(good)
     for name, tensor in tensors.items():
         bad = [(TypeError, tensor.to(torch.complex64)), (ValueError, tensor[None])]
         if name != FIXES_THE_DEVICE[op]:
@@ -86,6 +121,59 @@ def test_each_op_names_the_tensor_that_is_wrong(op: str) -> None:
         for error, value in bad:
             with pytest.raises(error, match=f"^{name}: "):
                 run(**{**good, name: value})
+    assert_same(copies_of_written(good), before)
+
+
+def copies_of_written(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: arguments[name].clone() for name in WRITTEN if name in arguments}
+
+
+@pytest.mark.parametrize("op", ["one_chunk_scan", "causal_conv_tiled", "conv_cumsum"])
+def test_offsets_that_do_not_fit_the_tokens(op: str) -> None:
+    run, good = op_calls()[op]
+    before = copies_of_written(good)
+    cases = [([1, 40, 70], "starts at 1"), ([0, 40, 39], "decreases to 39"), ([0, 36, 71], "ends at 71; there are 70")]
+    if op == "one_chunk_scan":
+        cases += [([0, 41, 70], "41 tokens in sequence 0; allowed: up to 40")]
+    if op == "conv_cumsum":
+        cases += [([0, 5, 70], "65 tokens in sequence 1; allowed: up to 64")]
+    for values, message in cases:
+        with pytest.raises(ValueError, match=f"^cu_seqlens: {message}"):
+            run(**{**good, "cu_seqlens": torch.tensor(values, dtype=torch.int32)})
+    assert_same(copies_of_written(good), before)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "message"),
+    [
+        ("one_chunk_scan", "max_tokens", 0, "0; allowed: 1 to 64"),
+        ("one_chunk_scan", "max_tokens", 65, "65; allowed: 1 to 64"),
+        ("one_chunk_scan", "B", torch.zeros(70, 2, 257), "dstate 257; allowed: up to 256"),
+        ("one_chunk_scan", "B", torch.zeros(70, 3, 16), "3 groups for 4 heads"),
+        ("one_chunk_scan", "C", torch.zeros(70, 2, 32)[..., ::2], "stride 2 in the last dimension"),
+        ("one_chunk_scan", "out", torch.zeros(1, 4, 16).expand(70, 4, 16), "elements of an output may not overlap"),
+        ("one_chunk_scan", "D", torch.zeros(4, 32)[:, ::2], "stride 2 in the last dimension"),
+        ("one_chunk_scan", "state_cache", torch.zeros(4, 4, 16, 32)[..., ::2], "each slot or row must be dense"),
+        ("one_chunk_scan", "state_cache", torch.zeros(1, 4, 16, 16).expand(4, -1, -1, -1), "slots of 1024 elements"),
+        ("causal_conv_tiled", "weight", torch.zeros(24, 10), "width 10; allowed: 2 to 9"),
+        ("causal_conv_tiled", "weight", torch.zeros(24, 1), "a width of at least 2"),
+        ("causal_conv_tiled", "weight", torch.zeros(24, 8)[:, ::2], "it must be contiguous"),
+        ("causal_conv_tiled", "bias", torch.zeros(48)[::2], "it must be contiguous"),
+        ("causal_conv_tiled", "x", torch.zeros(70, 48)[:, ::2], "stride 2 in the last dimension"),
+        ("causal_conv_tiled", "conv_state", torch.zeros(4, 24, 2), "a width of 4 needs 3"),
+        ("causal_conv_tiled", "conv_state", torch.zeros(4, 24, 3).half(), "dtype torch.float16"),
+        ("causal_conv_tiled", "conv_state", torch.zeros(1, 24, 3).expand(4, -1, -1), "may not overlap"),
+        ("causal_conv_tiled", "tile_offset", torch.zeros(3, dtype=torch.int32), "expected .ntiles=2"),
+        ("conv_cumsum", "weight", torch.zeros(24, 10), "width 10; allowed: 2 to 9"),
+        ("conv_cumsum", "dt", torch.zeros(69, 4), "expected .ntokens=70"),
+    ],
+)
+def test_sizes_and_strides_that_kernels_do_not_take(op: str, name: str, value: object, message: str) -> None:
+    run, good = op_calls()[op]
+    before = copies_of_written(good)
+    with pytest.raises((ValueError, TypeError), match=f"^{name}: .*{message}"):
+        run(**{**good, name: value})
+    assert_same(copies_of_written(good), before)
 
 
 @pytest.mark.parametrize("op", ["chunk_cumsum", "chunk_state", "bmm_chunk", "chunk_scan"])
@@ -112,30 +200,42 @@ def test_last_chunks_that_do_not_exist(op: str) -> None:
         ("state_passing_indexed", "write_slots"),
         ("state_passing_indexed", "read_slots"),
         ("masked_gather", "slots"),
+        ("one_chunk_scan", "slots"),
+        ("causal_conv_tiled", "slots"),
+        ("conv_cumsum", "slots"),
     ],
 )
 @pytest.mark.parametrize("slot", [4, -5, 2**31 - 1])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_slots_out_of_range(op: str, name: str, slot: int, dtype: torch.dtype) -> None:
     run, good = op_calls()[op]
-    before = good["state_cache"].clone()
+    before = copies_of_written(good)
     with pytest.raises(ValueError, match=f"^{name}: slot {slot} of sequence 1; the cache has slots -4 to 3"):
         run(**{**good, name: torch.tensor([1, slot], dtype=dtype)})
-    assert_same(good["state_cache"], before)
+    assert_same(copies_of_written(good), before)
 
 
-@pytest.mark.parametrize("op", ["state_passing_update", "state_passing_indexed"])
-def test_slots_written_twice(op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("state_passing_update", "write_slots"),
+        ("state_passing_indexed", "write_slots"),
+        ("one_chunk_scan", "slots"),
+        ("causal_conv_tiled", "slots"),
+        ("conv_cumsum", "slots"),
+    ],
+)
+def test_slots_written_twice(op: str, name: str) -> None:
     run, good = op_calls()[op]
-    before = good["state_cache"].clone()
-    with pytest.raises(ValueError, match=r"^write_slots: slot 1 is written by more than one sequence"):
-        run(**{**good, "write_slots": torch.tensor([1, -3])})
-    assert_same(good["state_cache"], before)
+    before = copies_of_written(good)
+    with pytest.raises(ValueError, match=f"^{name}: slot 1 is written by more than one sequence"):
+        run(**{**good, name: torch.tensor([1, -3])})
+    assert_same(copies_of_written(good), before)
 
 
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("chunk_size", [50, 8, 512])
-@pytest.mark.parametrize("op", ["chunk_cumsum", "bmm_chunk"])
+@pytest.mark.parametrize("op", ["chunk_cumsum", "bmm_chunk", "conv_cumsum"])
 def test_a_chunk_size_that_kernels_do_not_take(op: str, chunk_size: int) -> None:
     run, good = op_calls()[op]
     with pytest.raises(ValueError, match=f"^chunk_size: {chunk_size}; it must be a power of two"):
