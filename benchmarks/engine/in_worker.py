@@ -25,8 +25,8 @@ def graph_figures(_: Any) -> dict[str, Any]:
     """What this process has captured and compiled."""
     from vllm.compilation.counter import compilation_counter
 
-    names = ("num_cudagraph_captured", "num_graphs_seen", "num_piecewise_graphs_seen")
-    names += ("num_piecewise_capturable_graphs_seen",)
+    graphs = ("num_graphs_seen", "num_piecewise_graphs_seen", "num_piecewise_capturable_graphs_seen")
+    names = ("num_cudagraph_captured", *graphs)
     return {name: getattr(compilation_counter, name, None) for name in names}
 
 
