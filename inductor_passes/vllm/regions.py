@@ -103,8 +103,9 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
             write_down(region, Path(options.dump))
         if options.self_check:
             self_check(region)
-    logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s", _name(shape), _outcome(compiled[0]))
     one_chunk = _make_one_chunk(compiled[0], options) if options.one_chunk else []
+    shortcut = f"; up to {one_chunk[-1].max_tokens} new tokens of a chunk run in one pass" if one_chunk else ""
+    logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(compiled[0]), shortcut)
     return Region(compiled[0], compiled[1] if checkpoints else None, one_chunk)
 
 

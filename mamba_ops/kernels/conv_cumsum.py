@@ -6,11 +6,14 @@ Neither needs the other, and together they are what has to be known before the o
 import triton
 import triton.language as tl
 
+from mamba_ops.kernels import chunk_cumsum
 from mamba_ops.kernels.causal_conv_tiled import convolve_tile
 from mamba_ops.kernels.chunk_cumsum import sum_chunk
 
-BLOCK_HEADS = 4
 NUM_WARPS = 4
+# Half the heads of `chunk_cumsum` for half its warps: the same tokens in the same threads, so the same order of sums.
+BLOCK_HEADS = chunk_cumsum.BLOCK_HEADS * NUM_WARPS // chunk_cumsum.NUM_WARPS
+BLOCKS_OF_HEADS = 2  # a program's, one after the other
 
 
 @triton.jit(
@@ -59,6 +62,7 @@ def conv_cumsum_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    BLOCKS_OF_HEADS: tl.constexpr,
 ):
     pid = tl.program_id(0)
     if pid < ntiles:
@@ -90,27 +94,28 @@ def conv_cumsum_kernel(
                 BLOCK_TOKENS,
                 BLOCK_CHANNELS,
             )
-    elif tl.program_id(1) * BLOCK_HEADS < nheads:
-        sum_chunk(
-            (pid - ntiles).to(tl.int64),
-            tl.program_id(1),
-            dt_ptr,
-            A_ptr,
-            dt_bias_ptr,
-            cu_seqlens_ptr,
-            dt_out_ptr,
-            dA_cumsum_ptr,
-            stride_dt_token,
-            stride_dt_head,
-            stride_A,
-            stride_dt_bias,
-            nheads,
-            chunk_size,
-            HAS_DT_BIAS,
-            DT_SOFTPLUS,
-            False,
-            0.0,
-            False,
-            0.0,
-            BLOCK_HEADS,
-        )
+    elif tl.program_id(1) * BLOCK_HEADS * BLOCKS_OF_HEADS < nheads:
+        for block in tl.static_range(BLOCKS_OF_HEADS):
+            sum_chunk(
+                (pid - ntiles).to(tl.int64),
+                tl.program_id(1) * BLOCKS_OF_HEADS + block,
+                dt_ptr,
+                A_ptr,
+                dt_bias_ptr,
+                cu_seqlens_ptr,
+                dt_out_ptr,
+                dA_cumsum_ptr,
+                stride_dt_token,
+                stride_dt_head,
+                stride_A,
+                stride_dt_bias,
+                nheads,
+                chunk_size,
+                HAS_DT_BIAS,
+                DT_SOFTPLUS,
+                False,
+                0.0,
+                False,
+                0.0,
+                BLOCK_HEADS,
+            )

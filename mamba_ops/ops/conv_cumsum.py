@@ -154,9 +154,11 @@ def conv_cumsum_launch(
         "BLOCK_TOKENS": conv_kernel.BLOCK_TOKENS,
         "BLOCK_CHANNELS": conv_kernel.BLOCK_CHANNELS,
         "BLOCK_HEADS": kernel.BLOCK_HEADS,
+        "BLOCKS_OF_HEADS": kernel.BLOCKS_OF_HEADS,
         "num_warps": kernel.NUM_WARPS,
     }
-    blocks = max(triton.cdiv(conv_dim, conv_kernel.BLOCK_CHANNELS), triton.cdiv(nheads, kernel.BLOCK_HEADS))
+    heads = kernel.BLOCK_HEADS * kernel.BLOCKS_OF_HEADS
+    blocks = max(triton.cdiv(conv_dim, conv_kernel.BLOCK_CHANNELS), triton.cdiv(nheads, heads))
     return Launch(kernel.conv_cumsum_kernel, (ntiles + nseqs, blocks), arguments, constants)
 
 

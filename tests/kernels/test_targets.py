@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -129,6 +130,11 @@ def _name(node: torch.fx.Node) -> str:
     return str((kernel if isinstance(kernel, triton.runtime.jit.JITFunction) else kernel.fn).fn.__name__)
 
 
+def _compiled(node: torch.fx.Node) -> Any:
+    compiled = _kernel(node).warmup(grid=(1,), **_arguments(node))
+    return compiled[0] if isinstance(compiled, list) else compiled
+
+
 @pytest.fixture(autouse=True)
 def _fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
@@ -147,8 +153,7 @@ def test_compiles_for_every_target(name: str, dtype: torch.dtype, state_dtype: t
     for target_name, target in TARGETS.items():
         with compile_only(target):
             for node in launches:
-                compiled = _kernel(node).warmup(grid=(1,), **_arguments(node))
-                compiled = compiled[0] if isinstance(compiled, list) else compiled
+                compiled = _compiled(node)
                 binary = "hsaco" if target.backend == "hip" else "cubin"
                 assert len(compiled.asm[binary]) > 0
                 assert compiled.metadata.shared <= SHARED_MEMORY[target_name]
@@ -168,3 +173,21 @@ def test_exactly_what_a_kernel_writes_counts_as_mutated() -> None:
     """Fault rows 17 and 18: PyTorch clones what it takes for mutated, and gives up CUDA graphs where it is an input."""
     for node in _launch_nodes(SHAPES["granite"], BF16, BF16):
         assert set(node.kwargs["tensors_to_clone"]) == KERNELS[_name(node)], node.format_node()
+
+
+_SCAN = re.compile(r"\}\) : \(tensor<\d+x\d+xf32, (#\w+)>\) -> tensor")
+_LAYOUT = r"^{} = .*sizePerThread = \[\d+, (\d+)\], threadsPerWarp = \[\d+, (\d+)\], warpsPerCTA = \[\d+, (\d+)\]"
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("chunk_size", [16, 32, 64, 128, 256])
+def test_running_sums_are_taken_in_the_same_order_in_both_kernels(chunk_size: int, target: str) -> None:
+    """Which tokens of a chunk a thread and a warp hold decides the order of sums, and so the bits."""
+    layouts = set()
+    for node in _launch_nodes((64, 64, 128, 1, chunk_size), BF16, BF16):
+        if _name(node) in ("chunk_cumsum_kernel", "conv_cumsum_kernel"):
+            with compile_only(TARGETS[target]):
+                text = _compiled(node).asm["ttgir"]
+            (name,) = set(_SCAN.findall(text))
+            layouts.update(re.findall(_LAYOUT.format(name), text, re.MULTILINE))
+    assert len(layouts) == 1, layouts
