@@ -267,7 +267,7 @@ def test_padding_changes_nothing(case: Case, padding: int) -> None:
     longer.slots = torch.cat([case.slots, case.slots[:1].expand(padding)])
     longer.has_initial_state = torch.cat([case.has_initial_state, torch.ones(padding, dtype=torch.bool)])
     longer.tile_sequence = torch.cat([case.tile_sequence, case.tile_sequence.new_full((padding,), -1)])
-    longer.tile_offset = torch.cat([case.tile_offset, case.tile_offset.new_full((padding,), 5)])
+    longer.tile_offset = torch.cat([case.tile_offset, case.tile_offset.new_zeros(padding)])
     out, expected = case.poisoned(), case.poisoned()
     one_pass(longer, out)
     one_pass(shorter, expected)
