@@ -12,6 +12,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from inductor_passes import Condition
 from mamba_ops import ops
 from mamba_ops.ops import masked_gather, state_passing, state_passing_indexed, state_passing_update
+from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
+from mamba_ops.ops.conv_cumsum import conv_cumsum
 from tests.inductor_passes import harness
 from tests.inductor_passes.absent_gpu import absent_gpu, stop_at_code
 from tests.inductor_passes.programs import (
@@ -248,3 +250,61 @@ def test_exactly_the_declared_arguments_are_mutated():
         "chunk_scan_kernel": {"out_ptr"},
     }
     assert all(written == {"entering_ptr", "final_ptr"} for name, written in mutations.found if "passing" in name)
+
+
+def one_chunk(conv_in, weight, dt, head, cu_seqlens, slots, has, tiles, conv_state, state_cache, out):
+    """A layer's prefill of one-chunk sequences, in one pass."""
+    sequences = (cu_seqlens, conv_state, slots, has, tiles, tiles)
+    convolved, dA, steps = conv_cumsum(conv_in, weight, None, *sequences, dt, head, CHUNK_SIZE, head, True)
+    x, B, C = convolved.split([NHEADS * ROW[1], ROW[2], ROW[2]], dim=1)
+    x, B, C = x.unflatten(1, (NHEADS, ROW[1])), B.unflatten(1, (1, ROW[2])), C.unflatten(1, (1, ROW[2]))
+    ops.one_chunk_scan(x, B, C, steps, dA, cu_seqlens, state_cache, slots, has, out, 16, head)
+
+
+def staged_convolution(conv_in, weight, dt, head, cu_seqlens, slots, has, tiles, conv_state, state_cache, out):
+    return causal_conv_tiled(conv_in, weight, None, cu_seqlens, conv_state, slots, has, tiles, tiles)
+
+
+def one_chunk_inputs(slot_padding):
+    empty = functools.partial(torch.empty, device="cuda")
+    inputs, ntokens, conv_dim = fake_inputs(slot_padding=slot_padding), 40, NHEADS * ROW[1] + 2 * ROW[2]
+    projected = empty(ntokens, conv_dim + NHEADS, dtype=torch.bfloat16)
+    conv_in, dt = projected.split([conv_dim, NHEADS], dim=1)
+    strides = (conv_dim * 3 + slot_padding, 1, conv_dim)
+    conv_state = torch.empty_strided((NUM_SLOTS, conv_dim, 3), strides, dtype=torch.bfloat16, device="cuda")
+    *_, cache, slots, has = inputs.args()
+    cu_seqlens, tiles = empty(4, dtype=torch.int32), empty(7, dtype=torch.int32)
+    out = empty(ntokens, NHEADS, ROW[1], dtype=torch.bfloat16)
+    weight = empty(conv_dim, 4, dtype=torch.bfloat16)
+    return [conv_in, weight, dt, empty(NHEADS), cu_seqlens, slots, has, tiles, conv_state, cache, out]
+
+
+@pytest.mark.fault(5)
+@pytest.mark.fault(17)
+@pytest.mark.parametrize("slot_padding", [0, 4096])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_chunk_sequences_are_two_launches(slot_padding, dynamic):
+    """Both kernels write what they say they write; neither cache is cloned or written back, nor is the output."""
+    mutations = Mutations()
+    options = {"post_grad_custom_post_pass": mutations}
+    compiled = torch.compile(one_chunk, fullgraph=True, dynamic=dynamic, options=options)
+    _, (code,) = stop_at_code(compiled, *one_chunk_inputs(slot_padding))
+    assert mutations.found == [
+        ("conv_cumsum_kernel", {"state_ptr", "out_ptr", "dt_out_ptr", "dA_cumsum_ptr"}),
+        ("one_chunk_kernel", {"state_ptr", "out_ptr"}),
+    ]
+    text = body(code)
+    assert text.count(".run(") == 2
+    assert not re.search(r"clone|copy_\(", text)
+    assert text.count("empty_strided_cuda") == 3  # what is convolved, the steps and their sums
+
+
+@pytest.mark.fault(5)
+@pytest.mark.fault(17)
+def test_the_convolution_is_one_launch():
+    mutations = Mutations()
+    compiled = torch.compile(staged_convolution, fullgraph=True, options={"post_grad_custom_post_pass": mutations})
+    _, (code,) = stop_at_code(compiled, *one_chunk_inputs(16))
+    assert mutations.found == [("causal_conv_tiled_kernel", {"state_ptr", "out_ptr"})]
+    assert body(code).count(".run(") == 1
+    assert not re.search(r"clone|copy_\(", body(code))

@@ -16,6 +16,7 @@ from inductor_passes.vllm.compiled_region import (
     compile_region_with_checkpoints,
     present,
 )
+from inductor_passes.vllm.direct_region import direct_region_of_one_chunk
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors, prefill
 from inductor_passes.vllm.self_check import check_against, self_check
@@ -49,7 +50,11 @@ def make_layer(shape: LayerShape) -> LayerTensors:
     step = 16 * SLOT_MULTIPLE
     page = -(-(conv + ssm) // step) * step + step
     pages = torch.empty(NUM_SLOTS, page, dtype=torch.int8, device=shape.device)
-    first = pages[:, :conv].view(shape.dtype).unflatten(1, (shape.width - 1, shape.conv_dim)).transpose(1, 2)
+    first = (
+        pages[:, :conv]
+        .view(shape.dtype)
+        .as_strided((NUM_SLOTS, shape.conv_dim, shape.width - 1), (page // shape.dtype.itemsize, *shape.conv_strides))
+    )
     second = pages[:, conv : conv + ssm].view(shape.state_dtype)
     second = second.unflatten(1, (shape.nheads, shape.headdim, shape.dstate))
     for cache in (first, second):
@@ -57,7 +62,7 @@ def make_layer(shape: LayerShape) -> LayerTensors:
     make = {"dtype": shape.dtype, "device": shape.device}
     return LayerTensors(
         torch.randn(shape.conv_dim, shape.width, **make),
-        torch.randn(shape.conv_dim, **make),
+        torch.randn(shape.conv_dim, **make) if shape.has_conv_bias else None,
         -torch.rand(shape.nheads, device=shape.device),
         torch.randn(shape.nheads, **make),
         torch.randn(shape.nheads, **make),
@@ -166,6 +171,23 @@ def test_one_chunk_sequences_in_one_pass(region: CompiledRegion, max_tokens: int
     shape = region.shape._replace(dtype=dtype, parameter_dtypes=(dtype, dtype, dtype))
     one_pass = compile_region_of_one_chunk(shape, max_tokens)
     check_against(one_pass, compile_region(shape))
+    assert_equals_uncompiled_whatever_the_sequences(one_pass, max_tokens)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("max_tokens", [32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_conv_bias", [True, False])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_launched_by_address(max_tokens: int, dtype: torch.dtype, has_conv_bias: bool, channels_last: bool) -> None:
+    """The same bits without PyTorch's and Triton's own code between the layer and the launches."""
+    shape = shape_on("cuda:0", dtype)._replace(has_conv_bias=has_conv_bias)
+    if not channels_last:
+        shape = shape._replace(conv_strides=(shape.width - 1, 1))
+    assert_equals_uncompiled_whatever_the_sequences(direct_region_of_one_chunk(shape, max_tokens), max_tokens)
+
+
+def assert_equals_uncompiled_whatever_the_sequences(one_pass: CompiledRegion, max_tokens: int) -> None:
     rng = random.Random()
     for _ in range(20):
         lengths = [rng.randint(1, max_tokens) for _ in range(rng.randint(1, 17))]
