@@ -7,6 +7,7 @@ keeps a state of fixed size in a slot, attention its keys and values. Then a que
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -95,10 +96,10 @@ def _norm(hidden: Tensor) -> Tensor:
     return F.rms_norm(hidden, hidden.shape[-1:])
 
 
-def read(model: nn.Module, text: list[int], seen: int, cache: Cache) -> int:
+def read(model: Callable[..., Tensor], text: list[int], seen: int, cache: Cache) -> int:
     """Read tokens that follow `seen` others, and return the likeliest next one."""
     device = cache.keys_values.device
-    scores: Tensor = model(
+    scores = model(
         torch.tensor(text, device=device),
         torch.arange(seen, seen + len(text), device=device),
         build_chunk_metadata([0, len(text)], CHUNK_SIZE, context_lens=[seen], device=device),
@@ -109,7 +110,7 @@ def read(model: nn.Module, text: list[int], seen: int, cache: Cache) -> int:
     return int(scores.argmax())
 
 
-def generate(model: nn.Module, prefill: nn.Module, text: list[int], seen: int, cache: Cache) -> list[int]:
+def generate(model: HybridModel, prefill: Callable[..., Tensor], text: list[int], seen: int, cache: Cache) -> list[int]:
     """Read a text that follows `seen` tokens with `prefill`, and go on with the likeliest tokens."""
     tokens = [read(prefill, text, seen, cache)]
     seen += len(text)
@@ -120,7 +121,7 @@ def generate(model: nn.Module, prefill: nn.Module, text: list[int], seen: int, c
 
 
 def main() -> None:
-    """Generate from scratch, from the cached prefix, and from the cached prefix with the compiled model and the pass."""
+    """Generate from scratch, from the cached prefix, and from there with the compiled model and the pass."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = HybridModel().to(device)
     prefix, question = list(PREFIX), list(QUESTION)

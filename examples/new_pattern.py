@@ -37,13 +37,15 @@ class GatherOfWholeRows(CustomGraphPass):
         """Rewrite one graph in place."""
         for node in graph.find_nodes(op="call_function", target=aten.gather.default):
             cache, dim, repeated = node.args[:3]
+            assert isinstance(cache, fx.Node)
+            assert isinstance(repeated, fx.Node)
             if dim != 0 or not self.is_one_slot_a_row(cache.meta["val"], repeated.meta["val"]):
                 continue  # when in doubt leave it alone: a snapshot that stays costs time, a wrong one the result
             with graph.inserting_before(node):
                 slots = repeated
                 for _ in range(3):
-                    slots = graph.call_function(aten.select.int, (slots, -1, 0))
-                    slots.meta["val"] = aten.select.int(slots.args[0].meta["val"], -1, 0)
+                    before, slots = slots, graph.call_function(aten.select.int, (slots, -1, 0))
+                    slots.meta["val"] = aten.select.int(before.meta["val"], -1, 0)
                 rows = graph.call_function(aten.index.Tensor, (cache, [slots]))
             rows.meta = node.meta  # above all "val", the shape and dtype that later passes go by
             node.replace_all_uses_with(rows)
