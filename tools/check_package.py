@@ -38,7 +38,7 @@ def main(_: object) -> None:
     (site / "lent.pth").write_text("\n".join(lent) + "\n")
     command("importing it", python, "-I", str(ROOT / "tests/package/installed.py"))
     command("its doctor", python, "-I", "-m", "inductor_passes", "doctor")
-    consumer = shutil.copy(ROOT / "tests/package/consumer.py", FOLDER)
+    consumer = str(shutil.copy(ROOT / "tests/package/consumer.py", FOLDER))
     mypy = (sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--python-executable", python)
     command("mypy --strict of a program that uses it", *mypy, "--cache-dir", str(FOLDER / "mypy"), consumer)
     print(f"{wheel.relative_to(ROOT)}\n{sdist.relative_to(ROOT)}")
