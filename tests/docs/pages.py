@@ -8,7 +8,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docs"
 # A block of `python` is run, one of `py` is only shown. What it prints may follow it, in a block of its own.
-BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$(?:\n+^```text title=\"prints\"\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```python[^\n]*\n(.*?)^```$(?:\n+^```text title=\"prints\"\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:

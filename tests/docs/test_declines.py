@@ -1,4 +1,4 @@
-"""The page on declines has a section for each reason, and each example is declined for the reason that it stands for."""
+"""The page on declines has a section for each reason, and each example is declined for that very reason."""
 
 from __future__ import annotations
 
