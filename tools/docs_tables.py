@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from griffe import Docstring, Parser
+from griffe import Docstring
 
 from inductor_passes.doctor.device import CAPABILITY
 from inductor_passes.doctor.versions import PACKAGES, PYTHON
@@ -173,7 +173,7 @@ def results(name: str, prefix: str = "") -> str:
 
 def options() -> str:
     """Every option of the plugin."""
-    sections = Docstring(Options.__doc__ or "", lineno=1).parse(Parser.google, warnings=False)
+    sections = Docstring(Options.__doc__ or "", lineno=1).parse("google", warnings=False)
     meanings: dict[str, str] = {}
     for section in sections:
         if section.kind.value == "attributes":

@@ -1,4 +1,4 @@
-"""A user's program: `tools/check_package.py` runs `mypy --strict` over it beside the installed package."""
+"""A user's program: `tools/check_package.py` runs `mypy` over it, as strict as here, beside the installed package."""
 
 from __future__ import annotations
 
