@@ -28,14 +28,15 @@ __all__ = [
     "uninstall",
 ]
 
-_MODULES = ("report", "snapshot_elimination", "switching")
+_MODULES = {
+    "report": ("Condition", "Decline", "GraphReport", "NodeName", "Report", "Rewrite"),
+    "snapshot_elimination": ("SnapshotElimination",),
+    "switching": ("eliminate_snapshots", "inductor_options", "install", "uninstall"),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        for module in _MODULES:
-            found = getattr(importlib.import_module(f"{__name__}.{module}"), name, None)
-            if found is not None:
-                globals()[name] = found
-                return found
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

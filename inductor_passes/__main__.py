@@ -1,4 +1,4 @@
-"""The commands: `python -m inductor_passes COMMAND ...`."""
+"""Commands of this package: `python -m inductor_passes COMMAND`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-# Name, then what it is for, and the module whose `main(arguments)` returns the exit status.
+# A module has `main(arguments)`, which returns the exit status, and SUMMARY, a line for the overview.
 COMMANDS = {
-    "doctor": ("check this environment, and show what a bug report should contain", "inductor_passes.doctor"),
+    "doctor": "inductor_passes.doctor.command",
 }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command; the exit status is 2 if there is none of that name."""
+    """Run a command; return the exit status."""
     if arguments and arguments[0] in COMMANDS:
-        _, module = COMMANDS[arguments[0]]
-        status: int = importlib.import_module(module).main(arguments[1:])
+        status: int = importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
         return status
-    asked = bool(arguments) and arguments[0] in ("-h", "--help")
-    lines = ["usage: python -m inductor_passes COMMAND [-h] ...", "", "commands:"]
-    lines += [f"  {name:10}{purpose}" for name, (purpose, _) in COMMANDS.items()]
-    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    asked = not arguments or arguments[0] in ("-h", "--help")
+    out = sys.stdout if asked and arguments else sys.stderr
+    if not asked:
+        print(f"error: unknown command {arguments[0]!r}", file=out)
+    print("usage: python -m inductor_passes COMMAND [--help] ...", file=out)
+    for name, module in COMMANDS.items():
+        print(f"  {name:<10}{importlib.import_module(module).SUMMARY}", file=out)
+    return 0 if out is sys.stdout else 2
 
 
 if __name__ == "__main__":

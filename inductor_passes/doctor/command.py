@@ -11,6 +11,8 @@ from inductor_passes.doctor.isolated import in_a_process_of_their_own
 from inductor_passes.doctor.plugin import SECTION, find_entry_point, find_options, has_vllm
 from inductor_passes.doctor.versions import find_versions
 
+SUMMARY = "check this environment, and show what a bug report should contain"
+
 
 def examine() -> list[Finding]:
     """Run every probe. It takes some ten seconds, and more where vLLM is to be imported."""
