@@ -6,7 +6,7 @@ VENV := $(or $(MAMBA_OPS_VENV),.venv)
 
 help:
 	@echo "make demo      compile a Mamba2 layer with and without the pass, and show that nothing but the copy is gone"
-	@echo "make test      the whole CPU test suite (make test VLLM_CPU=0 leaves out the comparison with vLLM's CPU scan)"
+	@echo "make test      the whole CPU test suite (make test VLLM_CPU=0 leaves out what needs vLLM's engine for CPUs)"
 	@echo "make gpu-test  the tests that need a GPU"
 	@echo "make gpu-graph-test  the tests that look at the code for a GPU without one (PyTorch's CUDA build: 3 GB)"
 	@echo "make lint      ruff and mypy"

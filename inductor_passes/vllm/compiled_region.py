@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from inductor_passes import GraphReport, SnapshotElimination, inductor_options
@@ -159,7 +160,10 @@ def _compile(
         outputs: list[Any] = []
 
         def keep_output(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-            outputs.append(compile_fx_inner(graph, inputs, **options))
+            # Here and not among the options of `compile_fx`, which drops symbols from its inputs when it sees that one.
+            options["cpp_wrapper"] = cpp_host_code
+            with V.set_real_inputs(inputs):
+                outputs.append(compile_fx_inner(graph, inputs, **options))
             return outputs[-1]
 
         options = {
@@ -168,7 +172,6 @@ def _compile(
             "force_disable_caches": True,
             "size_asserts": False,
             "alignment_asserts": False,
-            "cpp_wrapper": cpp_host_code,
             "triton.cudagraphs": False,
         }
         with tracing(TracingContext(example.mode)), _on(shape.device):

@@ -57,9 +57,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         """
         context = get_forward_context()
         by_layer = context.attn_metadata
-        if by_layer is None:  # the profile run, before the caches are allocated
+        name = getattr(self, "prefix", None)
+        if by_layer is None or name is None:  # the profile run, before the caches are allocated; or another vLLM
             self._prepare(projected_states)
-        metadata = by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
+        metadata = by_layer.get(name) if isinstance(by_layer, dict) else None
         if metadata is None or metadata.num_prefills == 0:
             super().conv_ssm_forward(projected_states, output)
             return
@@ -132,7 +133,8 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         except Exception as error:
             if str(error) not in _said:  # layers of one shape fail alike
                 _said.add(str(error))
-                logger.warning("mamba_ops: vLLM's own code runs layer %s and those like it: %s", self.prefix, error)
+                name = getattr(self, "prefix", "without a name")
+                logger.warning("mamba_ops: vLLM's own code runs layer %s and those like it: %s", name, error)
             logger.debug("mamba_ops: how it failed", exc_info=True)
 
     def _bind(self) -> None:

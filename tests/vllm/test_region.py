@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -162,6 +163,31 @@ def test_one_compile_for_all_sizes(region: CompiledRegion) -> None:
 def test_self_check_passes(compiler: object, device: str, dtype: torch.dtype) -> None:
     assert callable(compiler)
     self_check(compiler(shape_on(device, dtype)))
+
+
+@pytest.mark.gpu
+@pytest.mark.fault(20)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("compiler", [compile_region, compile_region_with_checkpoints])
+def test_tensors_that_are_not_on_the_current_device(compiler: Callable[[LayerShape], CompiledRegion]) -> None:
+    with torch.cuda.device(0):
+        self_check(compiler(shape_on("cuda:1")))
+
+
+@pytest.mark.fault(6)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_two_dtypes_in_one_buffer(device: str) -> None:
+    """BF16 inputs and FP32 states lie in the same pages, and both are written."""
+    region = compile_region(shape_on(device, torch.bfloat16))
+    assert_equals_uncompiled(region, [5, 70, 1, 130], [0, 64, 3, 1])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_host_code_in_cpp(device: str) -> None:
+    region = compile_region(shape_on(device), cpp_host_code=True)
+    assert "inductor_entry_impl" in region.code
+    for lengths, contexts in (([1], [0]), ([5, 70, 1, 130], [0, 64, 3, 1])):
+        assert_equals_uncompiled(region, lengths, contexts)
 
 
 @pytest.mark.parametrize("max_tokens", [32, 64])
