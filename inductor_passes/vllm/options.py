@@ -52,6 +52,25 @@ def read_options(additional_config: Any = None, environment: Mapping[str, str] |
     Raises:
         ValueError: an unknown option, or a value that does not fit; the message lists what is known.
     """
+    values = {}
+    for name, (origin, value) in given_options(additional_config, environment).items():
+        if name not in _READERS:
+            raise ValueError(f"{origin}: unknown option; known: {_known()}")
+        try:
+            values[name] = _READERS[name](value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{origin}: {value!r}; {error}") from None
+    return Options(**values)
+
+
+def given_options(
+    additional_config: Any = None, environment: Mapping[str, str] | None = None
+) -> dict[str, tuple[str, Any]]:
+    """Where each option was given, and its value as it stands there; arguments as for `read_options`.
+
+    Raises:
+        ValueError: what `additional_config` has under our key is no mapping.
+    """
     environment = os.environ if environment is None else environment
     given: dict[str, tuple[str, Any]] = {}
     for variable, text in environment.items():
@@ -62,16 +81,7 @@ def read_options(additional_config: Any = None, environment: Mapping[str, str] |
     section = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(section, Mapping):
         raise ValueError(f"additional_config[{KEY!r}]: {section!r}; it must be a mapping of options: {_known()}")
-    given |= {str(name): (f"additional_config[{KEY!r}][{name!r}]", value) for name, value in section.items()}
-    values = {}
-    for name, (origin, value) in given.items():
-        if name not in _READERS:
-            raise ValueError(f"{origin}: unknown option; known: {_known()}")
-        try:
-            values[name] = _READERS[name](value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{origin}: {value!r}; {error}") from None
-    return Options(**values)
+    return given | {str(name): (f"additional_config[{KEY!r}][{name!r}]", value) for name, value in section.items()}
 
 
 def _read_bool(value: Any) -> bool:

@@ -1,0 +1,32 @@
+"""The code on the pages runs, and prints what the pages say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.docs.pages import FOLDER, PAGES, blocks, run
+
+
+def without_layout(text: str) -> str:
+    """Text without line breaks and source lines, which depend on who runs it and where."""
+    return " ".join(re.sub(r" at \S+:\d+", "", text).split())
+
+
+@pytest.mark.parametrize("page", [path for path in PAGES if path.name != "declines.md"], ids=lambda path: path.stem)
+def test_the_code_of_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    torch.manual_seed(0)
+    for code, prints in blocks(page.read_text()):
+        run(code, page, names)
+        said = capsys.readouterr().out
+        for line in prints.splitlines():
+            assert without_layout(line.strip("… ")) in without_layout(said)
+
+
+def test_pages_show_no_prompt_of_a_shell_in_python() -> None:
+    for page in FOLDER.rglob("*.md"):
+        assert not re.search(r"^```python\n\$ ", page.read_text(), re.MULTILINE), page
