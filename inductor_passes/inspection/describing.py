@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import operator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from inductor_passes.views import is_view
 _WITHOUT_KERNEL = (operator.getitem, aten.empty.memory_format, aten.empty_strided.default)
 
 
-def describe(graph: fx.Graph) -> Graph:
-    """Everything that is worth keeping of a graph."""
-    roles, names = _roles(graph), input_names(graph)
+def describe(graph: fx.Graph, inputs: Sequence[str] = ()) -> Graph:
+    """Everything that is worth keeping of a graph; `inputs` says what its inputs are called, if Dynamo cannot."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    given = dict(zip(placeholders, inputs, strict=True)) if len(placeholders) == len(inputs) else {}
+    roles, names = _roles(graph), given or input_names(graph)
     nodes = tuple(
         _describe(node, roles.get(node, Role.OTHER), names.get(node)) for node in graph.nodes if node.op != "output"
     )
@@ -47,6 +50,7 @@ def _describe(node: fx.Node, role: Role, input_name: str | None) -> Node:
         input_name or (node.name if node.op == "placeholder" else op_name(node)),
         _in_words(value),
         optimization_hint(value.numel()) * value.element_size() if isinstance(value, Tensor) else None,
+        _rows(value),
         node.op == "call_function" and not _runs_no_kernel(node),
         source,
         _code_at(source) if source else "",
@@ -80,6 +84,11 @@ def _runs_no_kernel(node: fx.Node) -> bool:
     value = node.meta.get("val")
     is_constant = is_call(node, aten.full.default) and isinstance(value, Tensor) and value.dim() == 0
     return is_call(node, *_WITHOUT_KERNEL) or is_constant or is_view(node)
+
+
+def _rows(value: Any) -> int | None:
+    first = value.shape[0] if isinstance(value, Tensor) and value.dim() > 0 else None
+    return first if isinstance(first, int) else None
 
 
 def _in_words(value: Any) -> str:

@@ -11,6 +11,10 @@ from inductor_passes.inspection.comparison import Comparison
 from inductor_passes.inspection.recorded import Recording
 
 WITH_PASS, WITHOUT_PASS, DEPYF = "with_pass", "without_pass", "depyf"
+NO_GRAPH = (
+    "Nothing was compiled while the pass was on. torch.compile compiles when a function is first called, and not again "
+    "what it has compiled before: make the first call meanwhile, or call torch.compiler.reset()."
+)
 PAGE, TABLE = "report.html", "table.txt"
 
 # All names of files that an inspection writes; those of an earlier one must not stay between the new ones.
@@ -33,6 +37,7 @@ class Inspected:
         codes_without_pass: what Inductor generated in a run without it, if there was one.
         comparison: of the two runs, if there were two; or what else is known, in words.
         kernels: how many kernels Inductor generated without and with the pass, if known.
+        no_graph: what to say if the pass has seen no graph.
     """
 
     title: str
@@ -40,6 +45,7 @@ class Inspected:
     codes_without_pass: list[str] = dataclasses.field(default_factory=list)
     comparison: Comparison | str | None = None
     kernels: tuple[int, int] | None = None
+    no_graph: str = NO_GRAPH
 
     @property
     def files(self) -> list[str]:

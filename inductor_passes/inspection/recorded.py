@@ -27,6 +27,7 @@ class Node:
         name, op: of the node, see `NodeName`; the op of an input is what the user calls it.
         result: dtype and shape of what it computes, in words.
         nbytes: size of that, with sizes that vary taken from the traced example; None if it is no tensor.
+        rows: how many entries its first dimension has; None if that varies or there is none.
         launches: whether it runs a kernel if ops run one by one; a view or a constant does not.
         source: `file:line` of the user's program, where known, and code: what stands there.
         inputs: names of the nodes that it needs.
@@ -37,6 +38,7 @@ class Node:
     op: str
     result: str
     nbytes: int | None
+    rows: int | None
     launches: bool
     source: str | None
     code: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch._functorch.config
 import torch._inductor.config
@@ -17,19 +17,20 @@ from inductor_passes.report import GraphReport
 
 
 @contextlib.contextmanager
-def recorded(recording: Recording, *, title: str = "") -> Iterator[None]:
+def recorded(recording: Recording, *, title: str = "", inputs: Sequence[str] = ()) -> Iterator[None]:
     """Keep what is compiled in this block: the graphs that the pass gets and leaves, and all generated code.
 
     Args:
         recording: where it goes.
         title: what the graphs are called.
+        inputs: what their inputs are called, where Dynamo does not know.
     """
 
     def keep_graph(graph: fx.Graph) -> Callable[[GraphReport], None]:
-        before = describe(graph)
+        before = describe(graph, inputs)
 
         def finish(report: GraphReport) -> None:
-            recording.changes.append(Change(before, describe(graph), report, title))
+            recording.changes.append(Change(before, describe(graph, inputs), report, title))
 
         return finish
 

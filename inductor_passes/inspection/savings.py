@@ -7,7 +7,6 @@ import dataclasses
 from inductor_passes.inspection.recorded import Change, Node, Role
 from inductor_passes.report import Rewrite
 
-
 _WRITES = ("index_put", "scatter", "copy_")
 
 
@@ -18,16 +17,24 @@ class Saving:
     Attributes:
         launches: kernels that are no longer launched where Inductor fuses gather and mask into one.
         nbytes: bytes of state that are no longer copied then. Each of them was written, and read again.
+        varies: whether that depends on the number of sequences, which is not known before a call.
         launches_one_by_one, nbytes_one_by_one: the same where the ops run one by one.
     """
 
     launches: int = 0
     nbytes: int = 0
+    varies: bool = False
     launches_one_by_one: int = 0
     nbytes_one_by_one: int = 0
 
     def __add__(self, other: Saving) -> Saving:
-        return Saving(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+        return Saving(
+            self.launches + other.launches,
+            self.nbytes + other.nbytes,
+            self.varies or other.varies,
+            self.launches_one_by_one + other.launches_one_by_one,
+            self.nbytes_one_by_one + other.nbytes_one_by_one,
+        )
 
 
 def saving(change: Change) -> Saving:
@@ -47,6 +54,7 @@ def _saving(change: Change, rewrite: Rewrite) -> Saving:
     return Saving(
         launches=(1 if copies else 0) - len(gathers) + writes,
         nbytes=(rewrite.snapshot_bytes if copies else 0) - _size(gathers, rewrite),
+        varies=any(node.rows is None for node in copies),
         launches_one_by_one=len(copies) - len(gathers) + len(others) - len(new_others),
         nbytes_one_by_one=_size(copies, rewrite) - _size(gathers, rewrite),
     )

@@ -37,7 +37,9 @@ def renderable(inspected: Inspected) -> RenderableType:
         for finding in found:
             table.add_row(str(finding.graph), Text(finding.verdict, style=_STYLES[finding.verdict]), _reason(finding))
         parts.append(table)
-    if inspected.comparison is not None:
+    if not inspected.recording.changes:
+        parts.append(Text(inspected.no_graph))
+    if inspected.comparison:
         parts.append(Text(f"{inspected.comparison}."))
     parts += [Text(f"Not shown: {problem}", style="yellow") for problem in inspected.recording.problems]
     return Group(*parts)
