@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from inductor_passes.inspection.comparison import Comparison, compare
-from inductor_passes.inspection.folder import PAGE, WITH_PASS, WITHOUT_PASS, Inspected, clear, write
+from inductor_passes.inspection.folder import PAGE, TABLE, WITH_PASS, WITHOUT_PASS, Inspected, clear, write
 from inductor_passes.inspection.running import BAD_TARGET, Run
 from inductor_passes.inspection.target import GRANITE_LAYER, TargetError, check
 
@@ -104,7 +104,10 @@ def _inspect_vllm(model: str, folder: Path, parser: argparse.ArgumentParser) -> 
     if importlib.util.find_spec("vllm") is None:
         parser.error("--vllm: vLLM is not installed for this Python")
     command = [sys.executable, "-m", "inductor_passes.vllm.inspecting", model, str(folder)]
-    return subprocess.run(command).returncode
+    status = subprocess.run(command).returncode
+    if status != 0 and not (folder / TABLE).exists():
+        print(f"error: vLLM's engine failed on {model}; what it said is above", file=sys.stderr)
+    return status
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

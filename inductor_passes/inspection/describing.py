@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import operator
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,23 +36,25 @@ def describe(graph: fx.Graph, inputs: Sequence[str] = ()) -> Graph:
 
 
 def shown(source: str) -> str:
-    """A `file:line` as short as it can be said from the current folder."""
+    """A `file:line` as short as it can be said: from the current folder, or from where the module is imported."""
     file, _, line = source.rpartition(":")
-    try:
-        return f"{Path(file).relative_to(Path.cwd())}:{line}"
-    except (ValueError, OSError):
-        return source
+    for folder in (".", *sorted(sys.path, key=len, reverse=True)):
+        with contextlib.suppress(ValueError, OSError):
+            return f"{Path(file).relative_to(Path(folder).absolute())}:{line}"
+    return source
 
 
 def _describe(node: fx.Node, role: Role, input_name: str | None) -> Node:
     value = node.meta.get("val")
     source = source_line(node)
+    rows = value.shape[0] if isinstance(value, Tensor) and value.dim() > 0 else 1
     return Node(
         node.name,
         input_name or (node.name if node.op == "placeholder" else op_name(node)),
         _in_words(value),
         optimization_hint(value.numel()) * value.element_size() if isinstance(value, Tensor) else None,
-        _rows(value),
+        optimization_hint(rows),
+        not isinstance(rows, int),
         node.op == "call_function" and not _runs_no_kernel(node),
         source,
         _code_at(source) if source else "",
@@ -84,11 +88,6 @@ def _runs_no_kernel(node: fx.Node) -> bool:
     value = node.meta.get("val")
     is_constant = is_call(node, aten.full.default) and isinstance(value, Tensor) and value.dim() == 0
     return is_call(node, *_WITHOUT_KERNEL) or is_constant or is_view(node)
-
-
-def _rows(value: Any) -> int | None:
-    first = value.shape[0] if isinstance(value, Tensor) and value.dim() > 0 else None
-    return first if isinstance(first, int) else None
 
 
 def _in_words(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 
 from inductor_passes.report import GraphReport
 
@@ -27,7 +28,8 @@ class Node:
         name, op: of the node, see `NodeName`; the op of an input is what the user calls it.
         result: dtype and shape of what it computes, in words.
         nbytes: size of that, with sizes that vary taken from the traced example; None if it is no tensor.
-        rows: how many entries its first dimension has; None if that varies or there is none.
+        rows: how many entries its first dimension has, with sizes that vary taken from the traced example; or 1.
+        varies: whether that number varies from call to call.
         launches: whether it runs a kernel if ops run one by one; a view or a constant does not.
         source: `file:line` of the user's program, where known, and code: what stands there.
         inputs: names of the nodes that it needs.
@@ -38,7 +40,8 @@ class Node:
     op: str
     result: str
     nbytes: int | None
-    rows: int | None
+    rows: int
+    varies: bool
     launches: bool
     source: str | None
     code: str
@@ -87,3 +90,17 @@ class Recording:
     changes: list[Change] = dataclasses.field(default_factory=list)
     codes: list[str] = dataclasses.field(default_factory=list)
     problems: list[str] = dataclasses.field(default_factory=list)
+
+
+def merged(recordings: Iterable[Recording]) -> Recording:
+    """Several recordings as one."""
+    whole = Recording()
+    for recording in recordings:
+        offset = len(whole.codes)
+        whole.changes += [
+            dataclasses.replace(change, code=None if change.code is None else change.code + offset)
+            for change in recording.changes
+        ]
+        whole.codes += recording.codes
+        whole.problems += recording.problems
+    return whole

@@ -17,12 +17,14 @@ class Saving:
     Attributes:
         launches: kernels that are no longer launched where Inductor fuses gather and mask into one.
         nbytes: bytes of state that are no longer copied then. Each of them was written, and read again.
-        varies: whether that depends on the number of sequences, which is not known before a call.
+        nbytes_a_sequence: the same for each sequence.
+        varies: whether the number of sequences varies from call to call.
         launches_one_by_one, nbytes_one_by_one: the same where the ops run one by one.
     """
 
     launches: int = 0
     nbytes: int = 0
+    nbytes_a_sequence: int = 0
     varies: bool = False
     launches_one_by_one: int = 0
     nbytes_one_by_one: int = 0
@@ -31,6 +33,7 @@ class Saving:
         return Saving(
             self.launches + other.launches,
             self.nbytes + other.nbytes,
+            self.nbytes_a_sequence + other.nbytes_a_sequence,
             self.varies or other.varies,
             self.launches_one_by_one + other.launches_one_by_one,
             self.nbytes_one_by_one + other.nbytes_one_by_one,
@@ -51,10 +54,12 @@ def _saving(change: Change, rewrite: Rewrite) -> Saving:
     # Around the state passing op: an older form's write of the final states, and small ops that Inductor fuses.
     others, new_others = _others(removed, copies), _others(added, gathers)
     writes = sum(any(name in node.op for name in _WRITES) for node in others)
+    nbytes = (rewrite.snapshot_bytes if copies else 0) - _size(gathers, rewrite)
     return Saving(
         launches=(1 if copies else 0) - len(gathers) + writes,
-        nbytes=(rewrite.snapshot_bytes if copies else 0) - _size(gathers, rewrite),
-        varies=any(node.rows is None for node in copies),
+        nbytes=nbytes,
+        nbytes_a_sequence=nbytes // max((node.rows for node in copies), default=1),
+        varies=any(node.varies for node in copies),
         launches_one_by_one=len(copies) - len(gathers) + len(others) - len(new_others),
         nbytes_one_by_one=_size(copies, rewrite) - _size(gathers, rewrite),
     )

@@ -20,7 +20,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from inductor_passes import GraphReport, inductor_options
-from inductor_passes.inspection.recorded import Recording
+from inductor_passes.inspection.recorded import Recording, merged
 from inductor_passes.inspection.recording import recorded
 from inductor_passes.vllm import region as spelled
 from inductor_passes.vllm.example_inputs import Example, Sizes, example_inputs
@@ -129,10 +129,7 @@ def compile_region_with_checkpoints(
         inputs.run(arguments.copy())
         states.run(arguments)
 
-    both = Recording(
-        [*inputs.recording.changes, *states.recording.changes], [*inputs.recording.codes, *states.recording.codes]
-    )
-    return dataclasses.replace(states, run=run_both, recording=both)
+    return dataclasses.replace(states, run=run_both, recording=merged([inputs.recording, states.recording]))
 
 
 def _compile(
