@@ -12,7 +12,7 @@ from inductor_passes.inspection.recorded import Change, Graph, Node, Role
 
 LIMIT = 20  # nodes, so that a drawing can be taken in
 LETTER, LINE, PADDING = 7.3, 17.0, 10.0  # pixels, of a monospaced font of 12
-GAP_ACROSS, GAP_DOWN, MARGIN = 18.0, 38.0, 14.0
+GAP_ACROSS, GAP_DOWN, MARGIN = 18.0, 38.0, 20.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,17 @@ import torch
 from inductor_passes.inspection.drawing import Drawing, draw
 from inductor_passes.inspection.findings import Finding, findings, headline
 from inductor_passes.inspection.folder import TABLE, WITH_PASS, Inspected
-from inductor_passes.inspection.recorded import Change
+from inductor_passes.inspection.recorded import Change, Role
 from inductor_passes.inspection.savings import Saving, saving
 from inductor_passes.inspection.statements import Row, side_by_side, statements
+
+LEGEND = {
+    Role.SNAPSHOT: "the snapshot",
+    Role.STATE_PASSING: "state passing",
+    Role.ADDED: "put in by the pass",
+    Role.BLAMED: "keeps the snapshot",
+    Role.INPUT: "input",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +44,11 @@ class Section:
     operations: tuple[int, int]
     saving: Saving
 
+    @property
+    def roles(self) -> set[Role]:
+        """Those that its drawings have."""
+        return {box.role for drawing in self.drawings or () for box in drawing.boxes}
+
 
 def render(inspected: Inspected, folder: Path) -> str:
     """The page as HTML.
@@ -51,12 +64,13 @@ def render(inspected: Inspected, folder: Path) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["size"] = size
+    environment.filters |= {"size": size, "css": lambda role: role.name.lower().replace("_", "-")}
     sections = [_section(inspected, number, change) for number, change in enumerate(inspected.recording.changes)]
     return environment.get_template("report.html").render(
         inspected=inspected,
         headline=headline(inspected),
         kept=sum(len(change.report.declines) for change in inspected.recording.changes),
+        legend=LEGEND,
         sections=sections,
         saving=sum((section.saving for section in sections), Saving()),
         files=[*inspected.files, TABLE, *(str(file.relative_to(folder)) for file in _decompiled(folder))],

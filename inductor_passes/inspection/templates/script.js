@@ -1,8 +1,10 @@
 "use strict";
 // Bring the highlighted nodes into view in drawings that are wider or taller than their box.
 for (const canvas of document.querySelectorAll(".canvas")) {
-  const marked = [...canvas.querySelectorAll(".node.snapshot, .node.added, .node.state-passing, .node.blamed")];
-  if (!marked.length) continue;
+  const marked = [".snapshot", ".added", ".state-passing", ".blamed"]
+    .map((role) => [...canvas.querySelectorAll(".node" + role)])
+    .find((nodes) => nodes.length);
+  if (!marked) continue;
   const box = canvas.getBoundingClientRect();
   const frames = marked.map((node) => node.getBoundingClientRect());
   const middle = (low, high) => (Math.min(...frames.map((f) => f[low])) + Math.max(...frames.map((f) => f[high]))) / 2;
