@@ -84,7 +84,7 @@ def size(nbytes: int) -> str:
     unit = next(units)
     while abs(value) >= 1024 and unit != "TiB":
         value, unit = value / 1024, next(units)
-    return f"{value:.3g} {unit}"
+    return f"{value:.4g} {unit}"
 
 
 def _section(inspected: Inspected, number: int, change: Change) -> Section:
