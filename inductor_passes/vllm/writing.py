@@ -33,7 +33,11 @@ def write_down(region: CompiledRegion, folder: Path) -> None:
         kind = f"one_chunk_of_{region.max_tokens}"
     size = f"{shape.nheads}x{shape.headdim}x{shape.dstate}"
     target = folder / f"{kind}_{os.getpid()}_{size}_{shape.device.type}"
-    for problem in write(
-        target, Inspected(f"{kind} of {size} on {shape.device.type}", region.recording, no_graph=NO_GRAPH)
-    ):
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning("mamba_ops: nothing written to %s: %s", target, error)
+        return
+    inspected = Inspected(f"{kind} of {size} on {shape.device.type}", region.recording, no_graph=NO_GRAPH)
+    for problem in write(target, inspected):
         logger.warning("mamba_ops: %s: %s", target, problem)
