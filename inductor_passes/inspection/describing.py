@@ -15,13 +15,21 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from inductor_passes.inspection.input_names import input_names
 from inductor_passes.inspection.recorded import Graph, Node, Role
-from inductor_passes.nodes import aten, is_call, source_line
+from inductor_passes.nodes import aten, is_call, scalar, source_line
 from inductor_passes.opened_ops import op_name
 from inductor_passes.snapshots import read_snapshot
 from inductor_passes.state_passing_nodes import read_state_passing
 from inductor_passes.views import is_view
 
-_WITHOUT_KERNEL = (operator.getitem, aten.empty.memory_format, aten.empty_strided.default)
+# Inductor allocates the empty ones, and makes the new version of a tensor whose view was written in its place.
+_WITHOUT_KERNEL = (
+    operator.getitem,
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    aten.as_strided_scatter.default,
+)
 
 
 def describe(graph: fx.Graph, inputs: Sequence[str] = ()) -> Graph:
@@ -86,7 +94,7 @@ def _roles(graph: fx.Graph) -> dict[fx.Node, Role]:
 
 def _runs_no_kernel(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    is_constant = is_call(node, aten.full.default) and isinstance(value, Tensor) and value.dim() == 0
+    is_constant = isinstance(value, Tensor) and value.dim() == 0 and scalar(node) is not None
     return is_call(node, *_WITHOUT_KERNEL) or is_constant or is_view(node)
 
 
@@ -94,7 +102,7 @@ def _in_words(value: Any) -> str:
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.").replace("float", "f").replace("int", "i")
         return f"{dtype}[{', '.join(map(str, value.shape))}]"
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | dict):
         return f"{len(value)} results"
     return "" if value is None else type(value).__name__
 

@@ -11,6 +11,7 @@ from inductor_passes.inspection.recorded import Change, Graph
 from inductor_passes.report import NodeName
 
 ELIMINATED = "state_passing_indexed"
+_OUTSIDE = {"output": "what the graph returns"}  # nodes that compute nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _places(part: str, nodes: Iterable[NodeName], graph: Graph) -> list[Place]:
     for source, group in lines.items():
         described = [known.get(node.name) for node in group]
         rows = [
-            (node.name, there.op if there else node.op, there.result if there else "")
+            (node.name, there.op if there else _OUTSIDE.get(node.op, node.op), there.result if there else "")
             for node, there in zip(group, described, strict=True)
         ]
         code = next((there.code for there in described if there), "")

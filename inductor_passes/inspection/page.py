@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 import torch
 
+from inductor_passes.inspection.describing import shown
 from inductor_passes.inspection.drawing import Drawing, draw
 from inductor_passes.inspection.findings import Finding, findings, headline
 from inductor_passes.inspection.folder import TABLE, WITH_PASS, Inspected
@@ -64,7 +65,11 @@ def render(inspected: Inspected, folder: Path) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"size": size, "css": lambda role: role.name.lower().replace("_", "-")}
+    environment.filters |= {
+        "size": size,
+        "source": lambda source: shown(source) if source else "",
+        "css": lambda role: role.name.lower().replace("_", "-"),
+    }
     sections = [_section(inspected, number, change) for number, change in enumerate(inspected.recording.changes)]
     return environment.get_template("report.html").render(
         inspected=inspected,

@@ -7,8 +7,6 @@ import dataclasses
 from inductor_passes.inspection.recorded import Change, Node, Role
 from inductor_passes.report import Rewrite
 
-_WRITES = ("index_put", "scatter", "copy_")
-
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
@@ -53,7 +51,7 @@ def _saving(change: Change, rewrite: Rewrite) -> Saving:
     gathers = [node for node in added if "masked_gather" in node.op]
     # Around the state passing op: an older form's write of the final states, and small ops that Inductor fuses.
     others, new_others = _others(removed, copies), _others(added, gathers)
-    writes = sum(any(name in node.op for name in _WRITES) for node in others)
+    writes = sum("index_put" in node.op for node in others)
     nbytes = (rewrite.snapshot_bytes if copies else 0) - _size(gathers, rewrite)
     return Saving(
         launches=(1 if copies else 0) - len(gathers) + writes,

@@ -24,6 +24,8 @@ for (const section of document.querySelectorAll("section")) {
       return line;
     }));
     details.hidden = false;
+    const hidden = node.getBoundingClientRect().bottom - details.getBoundingClientRect().top + 12;
+    if (hidden > 0) scrollBy({ top: hidden });
   };
   for (const node of nodes) {
     node.addEventListener("click", () => choose(node));
