@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._inductor import metrics
 
 from inductor_passes import Condition, Decline, GraphReport, NodeName
 from inductor_passes.inspection.calls import calls_noted
@@ -16,8 +17,13 @@ from inductor_passes.inspection.comparison import Outcome, compare, tensors_in
 from inductor_passes.inspection.drawing import LIMIT, draw
 from inductor_passes.inspection.page import size
 from inductor_passes.inspection.recorded import Change, Graph, Node, Recording, Role, merged
+from inductor_passes.inspection.recording import recorded
+from inductor_passes.inspection.savings import saving
 from inductor_passes.inspection.statements import side_by_side, statements
-from tests.inductor_passes.programs import make_inputs, snapshot, update_with
+from inductor_passes.observing import suspended
+from tests.inductor_passes.absent_gpu import stop_at_code
+from tests.inductor_passes.harness import compile_with_pass
+from tests.inductor_passes.programs import make_inputs, older_form_with, snapshot, update_with
 
 
 def outcome(*calls: str, **tensors: torch.Tensor) -> Outcome:
@@ -79,6 +85,23 @@ def test_calls_tell_results_and_changed_arguments() -> None:
     assert not problems
     first, same, other = digests
     assert first == same != other
+
+
+@pytest.mark.parametrize("form", ["update", "older"])
+def test_saved_launches_are_the_kernels_that_inductor_no_longer_generates(form: str) -> None:
+    def write(cache, slots, final):
+        cache[slots] = final
+
+    program = update_with(snapshot) if form == "update" else older_form_with(write)
+    recording, kernels = Recording(), []
+    for run in (suspended(), recorded(recording)):
+        torch._dynamo.reset()
+        metrics.reset()
+        with run:
+            compile_with_pass(program, make_inputs(), run=stop_at_code)
+        kernels.append(metrics.generated_kernel_count)
+    (change,) = recording.changes
+    assert saving(change).launches == kernels[0] - kernels[1] > 0
 
 
 @settings(max_examples=100)
