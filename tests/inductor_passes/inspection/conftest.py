@@ -17,6 +17,8 @@ from filelock import FileLock
 from inductor_passes.inspection import command
 
 ROOT = Path(__file__).resolve().parents[3]
+# In a container: run by root, /dev/shm is small, and there is no GPU to draw with.
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 PROGRAM = Path(__file__).with_name("program.py")
 
 
@@ -67,6 +69,6 @@ def chromium() -> Iterator[object]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield browser
         browser.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Error
 
 from tests.inductor_passes.inspection.conftest import ROOT
 
@@ -62,6 +64,16 @@ def width(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
+def keep_screenshot(page: Any, file: Path) -> None:
+    """For a person to look at. On a busy machine Chromium may give up on a long page, one time in a hundred."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(3):
+        with contextlib.suppress(Error):
+            page.screenshot(path=file, full_page=True)
+            return
+    pytest.fail(f"Chromium takes no screenshot for {file}")
+
+
 @pytest.fixture(params=["granite", "program"])
 def page(request: pytest.FixtureRequest, chromium: Any, width: int, scheme: str) -> Iterator[Any]:
     """An opened page; fails afterwards if the browser complained or asked for anything but the file."""
@@ -73,8 +85,7 @@ def page(request: pytest.FixtureRequest, chromium: Any, width: int, scheme: str)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: requests.append(request.url))
     page.goto((folder / "report.html").as_uri())
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{request.param}_{width}_{scheme}.png", full_page=True)
+    keep_screenshot(page, SCREENSHOTS / f"{request.param}_{width}_{scheme}.png")
     yield page
     page.close()
     assert not complaints
