@@ -96,6 +96,7 @@ def show(folder: Path, inspected: Inspected) -> None:
         print(f"{error}: the table needs `pip install mamba-ops[inspect]`", file=sys.stderr)
         for change in inspected.recording.changes:
             print(change.report)
+        print(f"{inspected.comparison}.", *inspected.recording.problems, sep="\n")
     page = folder / PAGE
     print(f"Report: {page}" if page.exists() else f"Folder: {folder}")
 
