@@ -6,6 +6,7 @@ ReplaySSM and whatever the compiled region does not take go through vLLM's own m
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -24,6 +25,7 @@ from inductor_passes.vllm.region import LayerTensors
 from inductor_passes.vllm.regions import Region, region_for
 from inductor_passes.vllm.step import StepPlan, plan_of
 from inductor_passes.vllm.verify import verified
+from inductor_passes.vllm.writing import debug_dump_folder
 
 logger = logging.getLogger("vllm.mamba_ops")
 
@@ -36,7 +38,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         counters.share()
-        self._options: Options = read_options(get_current_vllm_config().additional_config)
+        config = get_current_vllm_config()
+        self._options: Options = read_options(config.additional_config)
+        if not self._options.dump:
+            self._options = dataclasses.replace(self._options, dump=debug_dump_folder(config))
         self._region: Region | None = None
         self._region_tried = not self._options.enabled
         self._bound_to: Any = None

@@ -79,7 +79,7 @@ def test_dump(run: Run, tmp_path: Path, writable: bool) -> None:
     assert dumped["counters"]["layer_prefills"] == plain["counters"]["layer_prefills"]
     if writable:
         (written,) = folder.glob("prefill_*")
-        before, after = ((written / f"graph_{when}.txt").read_text() for when in ("before", "after"))
+        before, after = ((written / f"graph_0_{when}.py").read_text() for when in ("before", "after"))
         assert "aten.index.Tensor" in before
         assert "aten.index.Tensor" not in after
         assert "state_passing_indexed" in after
