@@ -6,7 +6,7 @@ VENV := $(or $(MAMBA_OPS_VENV),.venv)
 
 help:
 	@echo "make demo      compile a Mamba2 layer with and without the pass, and show that nothing but the copy is gone"
-	@echo "make test      the whole CPU test suite (make test VLLM_CPU=0 leaves out the comparison with vLLM's CPU scan)"
+	@echo "make test      the whole CPU test suite (make test VLLM_CPU=0 leaves out what needs vLLM's engine for CPUs)"
 	@echo "make docs      the documentation, in build/site (make serve-docs shows it in a browser as you write)"
 	@echo "make package   wheel and sdist, in build/package, installed and tried in an environment of their own"
 	@echo "make gpu-test  the tests that need a GPU"

@@ -3,8 +3,8 @@
     python -m benchmarks.equality_vllm MODEL [--name nemotron_h] [--calls 1200] [--responses 500] [--tensor-parallel 1]
 
 An engine with the plugin answers requests of four kinds (short continuations, chunked prefills, mixed ones, preempted
-ones), profiles a step that continues one sequence, and runs layer calls both ways on the same inputs; then an engine
-without it answers the same requests. Cases `layers`, `responses`, `graphs`, `compiles`, `launches`, each with the name
+ones), profiles a step that continues one sequence, and runs layer calls both ways on the same inputs; an engine without
+it answers the same requests. Cases `layers`, `responses`, `graphs`, `compiles`, `launches`, each with the name
 of the model behind it if one is given, go into results/equality_vllm.json after every phase; other cases in the file
 stay. Without a GPU it runs on an engine for CPUs, with what such an engine can do.
 """
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ GPU_ENGINE = {
     "max_num_seqs": 32,
     "max_num_batched_tokens": 2048,
     "kv_cache_memory_bytes": 8 << 30,
-    "num_gpu_blocks_override": 900,  # so few that 32 long requests are preempted
+    "gpu_memory_utilization": 0.3,  # several engines start at once
+    "num_gpu_blocks_override": 420,  # so few that requests are preempted as they grow
     "enable_prefix_caching": True,
     "compilation_config": {"cudagraph_capture_sizes": [1, 4, 8, 16, 32]},
 }
@@ -55,27 +57,42 @@ def main() -> None:
     job = {"model": options.model, "engine": engine, "responses": options.responses, "calls": options.calls}
     job["tolerance"] = tolerance
     sides: dict[str, Any] = {"1": {}, "0": {}}
+    together = [list(sides)] if gpu else [[plugin] for plugin in sides]  # a GPU has room for both
     with tempfile.TemporaryDirectory() as folder:
         job_file = Path(folder, "job.json")
         job_file.write_text(json.dumps(job))
-        for plugin in sides:
-            result_file = Path(folder, f"result_{plugin}.json")
-            command = [sys.executable, "-m", "benchmarks.engine.side", str(job_file), str(result_file)]
-            process = subprocess.Popen(command, env={**os.environ, "MAMBA_OPS_VLLM": plugin}, stdout=sys.stderr)
-            written = 0.0
-            running = True
+        for plugins in together:
+            running = {plugin: start(plugin, job_file, Path(folder, f"result_{plugin}.json")) for plugin in plugins}
             while running:
-                running = process.poll() is None
-                if result_file.exists() and result_file.stat().st_mtime > written:
-                    written = result_file.stat().st_mtime
-                    sides[plugin] = json.loads(result_file.read_text())
-                    write(rows(sides["1"], sides["0"], options.name, tolerance), options)
                 time.sleep(0.5)
-            if process.returncode:
-                raise SystemExit(f"the engine with MAMBA_OPS_VLLM={plugin} ended with {process.returncode}")
+                ended = [plugin for plugin, process in running.items() if process.poll() is not None]
+                for plugin in running:
+                    result_file = Path(folder, f"result_{plugin}.json")
+                    found = json.loads(result_file.read_text()) if result_file.exists() else {}
+                    if found != sides[plugin]:
+                        sides[plugin] = found
+                        write(rows(sides["1"], sides["0"], options.name, tolerance), options)
+                for plugin in ended:
+                    status = running.pop(plugin).returncode
+                    if status:
+                        stop(running.values())
+                        raise SystemExit(f"the engine with MAMBA_OPS_VLLM={plugin} ended with {status}")
     made = rows(sides["1"], sides["0"], options.name, tolerance)
     write(made, options).show()
     raise SystemExit(any(row.ours for row in made))
+
+
+def start(plugin: str, job_file: Path, result_file: Path) -> subprocess.Popen[bytes]:
+    """Start the engine of one side."""
+    command = [sys.executable, "-m", "benchmarks.engine.side", str(job_file), str(result_file)]
+    return subprocess.Popen(command, env={**os.environ, "MAMBA_OPS_VLLM": plugin}, stdout=sys.stderr)
+
+
+def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """End what still runs."""
+    for process in processes:
+        process.terminate()
+        process.wait()
 
 
 def write(new: list[Any], options: argparse.Namespace) -> Results:

@@ -11,9 +11,11 @@ from typing import NoReturn
 import torch
 from tqdm import tqdm
 
-from demo.continuation import Continuation, make_layer
+from demo.continuation import Continuation
 from demo.measure import ROUNDS, Comparison, largest_difference, run_compiled, run_eager, time_interleaved
 from demo.report import make_console, make_table, show_changes
+from inductor_passes.inspection.folder import DEPYF, WITH_PASS, WITHOUT_PASS, Inspected, write
+from inductor_passes.inspection.granite_layer import make_layer
 
 FOLDER = Path("build") / "demo"
 CACHE_DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
@@ -37,11 +39,11 @@ def main() -> int:
     show_changes(console, in_graph.reference.graph, in_graph.run.graph)
     console.print("\n[bold]What the pass reports[/]")
     console.print(in_graph.run.report, markup=False)
-    console.print(f"\nAll graphs, decompiled by depyf: {FOLDER}/*/before and {FOLDER}/*/after")
+    console.print(f"\nThe graphs drawn, all code, and what depyf decompiled: {FOLDER}/*/report.html")
     rounding = largest_difference(in_eager.run.result.output, in_graph.run.result.output)
     console.print(f"Largest difference between the eager and the compiled output: {rounding:g}")
     for item in comparisons:
-        for problem in (*item.reference.problems, *item.run.problems):
+        for problem in (*item.reference.recording.problems, *item.run.recording.problems):
             console.print(problem, style="bold red", markup=False)
     holds = all(comparison.holds for comparison in comparisons)
     verdict = "[bold green]no copy is left, no bit differs" if holds else "[bold red]not the same: see the red rows"
@@ -66,13 +68,17 @@ def compare(name: str, state_dtype: torch.dtype, device: torch.device, bar: tqdm
     in_place = run_eager(case, device, snapshot=False)
     done()
     bar.set_description(f"{name} cache: compiling")
-    stock = run_compiled(case, device, folder / "before", with_pass=False)
+    stock = run_compiled(case, device, folder / WITHOUT_PASS / DEPYF, with_pass=False)
     done()
-    passed = run_compiled(case, device, folder / "after", with_pass=True)
+    passed = run_compiled(case, device, folder / WITH_PASS / DEPYF, with_pass=True)
     done()
     bar.set_description(f"{name} cache: timing")
     time_interleaved(case, [eager, in_place, stock, passed], done)
-    return [Comparison(name, eager, in_place), Comparison(name, stock, passed)]
+    comparison = Comparison(name, stock, passed)
+    outcome = "No bit differs" if comparison.holds else "The runs are not the same, or a copy of the state is left"
+    title = f"the demo's layer with a cache in {name}"
+    write(folder, Inspected(title, passed.recording, stock.recording.codes, outcome))
+    return [Comparison(name, eager, in_place), comparison]
 
 
 if __name__ == "__main__":

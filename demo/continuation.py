@@ -8,13 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inductor_passes.inspection.granite_layer import (
+    CACHED_TOKENS,
+    CHUNK_SIZE,
+    DSTATE,
+    HEADDIM,
+    HIDDEN_SIZE,
+    NEW_TOKENS,
+    NHEADS,
+    NUM_SLOTS,
+    SLOT,
+)
 from mamba_ops.layer import LayerState, Mamba2Layer
 from mamba_ops.metadata import ChunkMetadata, build_chunk_metadata
 
-HIDDEN_SIZE, NHEADS, HEADDIM, DSTATE, NGROUPS, CONV_WIDTH, CHUNK_SIZE = 2048, 64, 64, 128, 1, 4, 256
 STATE_SHAPE = (NHEADS, HEADDIM, DSTATE)
-CACHED_TOKENS, NEW_TOKENS = 4224, 32
-NUM_SLOTS, SLOT = 6, 4
 
 
 class Result(NamedTuple):
@@ -69,25 +77,3 @@ class Continuation:
             self.has_initial_state,
             self.slots,
         )
-
-
-def make_layer(device: torch.device, *, snapshot: bool = True) -> Mamba2Layer:
-    """A layer with random weights in BF16, the same at each call.
-
-    Args:
-        device: where it computes.
-        snapshot: whether it spells the state as stock code does, a gathered and masked copy, or reads it in place.
-    """
-    torch.manual_seed(0)
-    return Mamba2Layer(
-        HIDDEN_SIZE,
-        NHEADS,
-        HEADDIM,
-        DSTATE,
-        ngroups=NGROUPS,
-        conv_width=CONV_WIDTH,
-        chunk_size=CHUNK_SIZE,
-        snapshot=snapshot,
-        device=device,
-        dtype=torch.bfloat16,
-    )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +16,8 @@ from torch import Tensor
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import ComputedBuffer
 from torch._inductor.utils import run_and_get_graph_lowering
+
+from inductor_passes.inspection.statements import statements
 
 # What reads rows out of a cache and masks them, in any spelling, before and after fusion by the pass.
 SNAPSHOT_OPS = re.compile(r"(aten\.(index|index_select|where|masked_fill|gather)|mamba_ops\.masked_gather\w*)\b")
@@ -83,33 +82,6 @@ def _materialized(lowering: GraphLowering, nodes: list[torch.fx.Node]) -> int:
     return total
 
 
-@contextlib.contextmanager
-def decompiled_to(folder: Path) -> Iterator[list[str]]:
-    """Let depyf write all that is compiled meanwhile, as readable Python, to a folder.
-
-    The list that this yields holds, at the end, what went wrong with that; it stays empty otherwise.
-    """
-    problems: list[str] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        # depyf's standing advice to run each branch, not a warning about this run.
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message=".*You are trying to debug `torch.compile`")
-        try:
-            import depyf
-
-            stack.enter_context(depyf.prepare_debug(str(folder)))
-        except Exception as error:  # a tool for looking must not stop the run that it looks at
-            problems.append(f"depyf did not start: {error!r}")
-        yield problems
-        try:
-            stack.close()
-        except Exception as error:
-            problems.append(f"depyf did not write its files: {error!r}")
-    if not problems and not list(folder.glob("*.py")):
-        problems.append("depyf wrote nothing")
-
-
 def changed_lines(before: str, after: str) -> list[str]:
     """The statements that two graphs do not share, as a diff without context."""
     difference = difflib.unified_diff(_statements(before), _statements(after), lineterm="", n=0)
@@ -117,15 +89,5 @@ def changed_lines(before: str, after: str) -> list[str]:
 
 
 def _statements(text: str) -> list[str]:
-    """A graph's statements without comments, annotations, and the `x = None` that frees what is not used again.
-
-    What state passing returns has one name in all of them, so that its users do not count as changed.
-    """
-    statements = []
-    for line in text.splitlines():
-        statement = line.split(";  ")[0].strip().replace("torch.ops.", "")
-        statement = re.sub(r'^(\w+): "[^"]*" = ', r"\1 = ", statement)
-        statement = re.sub(r"\bstate_passing_(update|indexed)\w*(?=,|\)| = )", "entering", statement)
-        if statement and not statement.startswith("#"):
-            statements.append(statement)
-    return statements
+    """A graph's statements; what state passing returns has one name, so that its users do not count as changed."""
+    return [re.sub(r"\bstate_passing_(update|indexed)\w*(?=,|\)| = )", "entering", line) for line in statements(text)]

@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from demo.continuation import NUM_SLOTS, SLOT, STATE_SHAPE, Continuation, Result, make_layer
-from demo.graphs import SNAPSHOT_OPS, decompiled_to, first_run
+from demo.continuation import STATE_SHAPE, Continuation, Result
+from demo.graphs import SNAPSHOT_OPS, first_run
 from inductor_passes import SnapshotElimination, inductor_options
+from inductor_passes.inspection.decompiling import decompiled_to
+from inductor_passes.inspection.granite_layer import NUM_SLOTS, SLOT, make_layer
+from inductor_passes.inspection.recorded import Recording
+from inductor_passes.inspection.recording import recorded
 
 ROUNDS = 15
 
@@ -24,8 +28,7 @@ ROUNDS = 15
 class Run:
     """One way to continue the sequence, and what came of it.
 
-    A compiled run has a `graph`, and with the pass its `report`. `problems` says what went wrong beside the run itself,
-    such as a graph that could not be decompiled.
+    A compiled run has a `graph`, with the pass its `report`, and a `recording` of what was compiled.
     """
 
     name: str
@@ -35,7 +38,7 @@ class Run:
     function: Callable[..., Tensor]
     graph: str = ""
     report: str = ""
-    problems: list[str] = field(default_factory=list)
+    recording: Recording = field(default_factory=Recording)
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -56,16 +59,16 @@ def run_eager(case: Continuation, device: torch.device, *, snapshot: bool) -> Ru
 
 def run_compiled(case: Continuation, device: torch.device, folder: Path, *, with_pass: bool) -> Run:
     """Compile the layer that spells the snapshot, with or without the pass, and continue with it."""
-    elimination = SnapshotElimination()
+    elimination, recording = SnapshotElimination(), Recording()
     options = inductor_options(elimination) if with_pass else None
     layer = torch.compile(make_layer(device), fullgraph=True, options=options)
     inputs = case.inputs()
-    with decompiled_to(folder) as problems:
+    with decompiled_to(folder, recording.problems, recording.codes), recorded(recording):
         graph = first_run(layer, inputs, STATE_SHAPE)
     name = "compiled + pass" if with_pass else "compiled"
     result = Result(graph.output, inputs[2], inputs[3])
     report = str(elimination.report()) if with_pass else ""
-    return Run(name, graph.snapshot_nodes, graph.copied_bytes, result, layer, graph.text, report, problems)
+    return Run(name, graph.snapshot_nodes, graph.copied_bytes, result, layer, graph.text, report, recording)
 
 
 def time_interleaved(case: Continuation, runs: list[Run], progress: Callable[[], Any]) -> None:

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from demo.continuation import CACHED_TOKENS, NEW_TOKENS
 from demo.graphs import changed_lines
 from demo.measure import Comparison, Run
+from inductor_passes.inspection.granite_layer import CACHED_TOKENS, NEW_TOKENS
 
 SHOWN_LINES = 24
 

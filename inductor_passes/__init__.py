@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inductor_passes.inspection import inspect
     from inductor_passes.report import Condition, Decline, GraphReport, NodeName, Report, Rewrite
     from inductor_passes.snapshot_elimination import SnapshotElimination
     from inductor_passes.switching import eliminate_snapshots, inductor_options, install, uninstall
@@ -24,11 +25,13 @@ __all__ = [
     "SnapshotElimination",
     "eliminate_snapshots",
     "inductor_options",
+    "inspect",
     "install",
     "uninstall",
 ]
 
 _MODULES = {
+    "inspection": ("inspect",),
     "report": ("Condition", "Decline", "GraphReport", "NodeName", "Report", "Rewrite"),
     "snapshot_elimination": ("SnapshotElimination",),
     "switching": ("eliminate_snapshots", "inductor_options", "install", "uninstall"),

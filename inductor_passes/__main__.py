@@ -9,6 +9,7 @@ from collections.abc import Sequence
 # A module has `main(arguments)`, which returns the exit status, and SUMMARY, a line for the overview.
 COMMANDS = {
     "doctor": "inductor_passes.doctor.command",
+    "inspect": "inductor_passes.inspection.command",
 }
 
 

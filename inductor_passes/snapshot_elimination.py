@@ -19,6 +19,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 
 from inductor_passes.declined import Declined
 from inductor_passes.fingerprint import source_fingerprint
+from inductor_passes.observing import is_suspended, watch
 from inductor_passes.older_form import find_writeback
 from inductor_passes.report import Condition, Decline, GraphReport, NodeName, Report, Rewrite
 from inductor_passes.rewrite import copy_initial_states, eliminate, gather_in_one_launch
@@ -42,6 +43,9 @@ class SnapshotElimination(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite one graph in place and report."""
+        if is_suspended():
+            return
+        show = watch(graph)
         rewrites: list[Rewrite] = []
         declines: list[Decline] = []
         for node in list(graph.nodes):
@@ -51,6 +55,7 @@ class SnapshotElimination(CustomGraphPass):
             graph.lint()
         report = GraphReport(tuple(rewrites), tuple(declines))
         self._graphs.append(report)
+        show(report)
         logger.info("%s", report)
 
     def uuid(self) -> tuple[str, bool]:

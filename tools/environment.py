@@ -78,6 +78,19 @@ class Environment:
             if pip.wait() != 0:
                 raise SetupError(f"pip could not install {what}:\n{''.join(lines[-15:])}All it said: {self.log}")
 
+    def output(self, *arguments: str) -> str:
+        """What the environment's Python prints when it is run with these arguments.
+
+        Raises:
+            SetupError: it failed; all that it said goes to the log, its last lines to the screen.
+        """
+        done = subprocess.run([str(self.python), *arguments], cwd=self.folder, capture_output=True, text=True)
+        with self.log.open("a") as log:
+            log.write(done.stdout + done.stderr)
+        if done.returncode != 0:
+            raise SetupError(f"{self.python} failed:\n{done.stderr[-2000:]}All it said: {self.log}")
+        return done.stdout
+
     def version_of(self, package: str) -> str | None:
         """The version of an installed package, or None."""
         code = f"import importlib.metadata as m; print(m.version({package!r}))"

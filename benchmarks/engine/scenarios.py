@@ -52,7 +52,7 @@ def scenarios(limits: Limits, responses: int) -> dict[str, list[Wave]]:
         "short": list(_filled(made.short(), responses * 4 // 10)),
         "chunked": list(_filled(made.chunked(), responses * 2 // 10)),
         "mixed": list(_filled(made.mixed(), responses * 3 // 10)),
-        "preempted": list(_filled(made.preempted(), responses // 16)),
+        "preempted": list(itertools.islice(made.preempted(), 3)),
     }
 
 
@@ -109,10 +109,10 @@ class _Maker:
 
     def preempted(self) -> Iterator[Wave]:
         block, answer = self._limits.block, min(24, self._limits.longest // 8)
-        each = -(-self._limits.blocks // (AT_ONCE * 3 // 4))  # blocks of a sequence, attention's alone
-        while True:
-            most = min(each * block, self._limits.longest - answer)
-            length = max(1, (most // block * block or most) - answer // 2)
+        most = self._limits.longest - answer
+        # Blocks of a sequence. How many more its Mamba2 layers take is not known here, so several numbers are tried.
+        for each in itertools.cycle((-(-self._limits.blocks // (AT_ONCE * 3 // 4)), 3, 10)):
+            length = max(1, (min(each * block, most) // block * block or most) - answer // 2)
             yield [Arrival(0, self._tokens(length - number % 4), answer) for number in range(AT_ONCE)]
 
     def _fitting(self, tokens: list[int], answer: int) -> list[int]:

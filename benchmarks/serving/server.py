@@ -22,7 +22,7 @@ from benchmarks.serving.client import Client
 _TELLING = re.compile(r"mamba_ops: |during inference|\bERROR \d")
 # What the server itself says about its memory and its start.
 _FIGURES = re.compile(
-    r"Available KV cache memory: \S+ GiB|Model loading took [^,]*|Graph capturing finished.*|init engine \(.*|"
+    r"Available KV cache memory: \S+ GiB|Model loading took [\d.]+ GiB|Graph capturing finished.*|init engine \(.*|"
     r"GPU KV cache size: [\d,]+ tokens"
 )
 

@@ -17,9 +17,13 @@ import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from inductor_passes import GraphReport, SnapshotElimination, inductor_options
+from inductor_passes import GraphReport, inductor_options
+from inductor_passes.inspection.recorded import Recording, merged
+from inductor_passes.inspection.recording import recorded
+from inductor_passes.vllm import region as spelled
 from inductor_passes.vllm.example_inputs import Example, Sizes, example_inputs
 from inductor_passes.vllm.region import (
     CheckpointTensors,
@@ -31,6 +35,7 @@ from inductor_passes.vllm.region import (
     prefill_of_one_chunk,
     prefill_with_checkpoints,
 )
+from mamba_ops import ssd_chunk_scan
 
 logger = logging.getLogger("inductor_passes.vllm")
 
@@ -44,36 +49,25 @@ class CompiledRegion:
         checkpoints: whether it is `prefill_with_checkpoints`.
         max_tokens: of a sequence, if it is `prefill_of_one_chunk`; otherwise None.
         run: takes a list of `Sizes` and tensors, in the order of `arguments`, which it empties.
-        report: what the pass did.
-        graph_before, graph_after: the graph that the pass got and the one that it left.
-        code: what Inductor generated.
+        recording: the graph that the pass got and the one that it left, and what Inductor generated.
     """
 
     shape: LayerShape
     checkpoints: bool
     max_tokens: int | None
     run: Callable[[list[Any]], Any]
-    report: GraphReport
-    graph_before: str
-    graph_after: str
-    code: str
+    recording: Recording
+
+    @property
+    def report(self) -> GraphReport:
+        """What the pass did."""
+        return self.recording.changes[-1].report if self.recording.changes else GraphReport()
 
     def __call__(
         self, sizes: Iterable[int], projected: Tensor, out: Tensor, layer: Iterable[Any], step: Iterable[Any]
     ) -> None:
         """Run it; see `inductor_passes.vllm.region`. `layer` without what is None, `step` with checkpoints last."""
         self.run([*sizes, projected, out, *layer, *step])
-
-
-class _ShowingBothGraphs(SnapshotElimination):
-    """The pass, which also keeps the graph as it was and as it became."""
-
-    before = after = ""
-
-    def __call__(self, graph: fx.Graph) -> None:
-        self.before = _readable(graph)
-        super().__call__(graph)
-        self.after = _readable(graph)
 
 
 def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: bool = False) -> CompiledRegion:
@@ -126,7 +120,7 @@ def compile_region_with_checkpoints(
             for function in flat:
                 function(*arguments)
 
-        return CompiledRegion(shape, True, None, run, GraphReport(), "", "", "not compiled on a CPU")
+        return CompiledRegion(shape, True, None, run, Recording(problems=["prefill with checkpoints runs uncompiled"]))
     inputs, states = (
         _compile(function, shape, checkpoints=True, eliminate=eliminate, cpp_host_code=cpp_host_code)
         for function in (first, second)
@@ -136,7 +130,7 @@ def compile_region_with_checkpoints(
         inputs.run(arguments.copy())
         states.run(arguments)
 
-    return dataclasses.replace(states, run=run_both, code=f"{inputs.code}\n\n{states.code}")
+    return dataclasses.replace(states, run=run_both, recording=merged([inputs.recording, states.recording]))
 
 
 def _compile(
@@ -153,44 +147,54 @@ def _compile(
         flat: list[Any] = [*example.sizes, example.projected, example.out, *present(example.layer), *example.step]
         if checkpoints:
             flat += example.checkpoints
+        _keep_source_lines()
         with example.mode:
-            traced = make_fx(_over_flat(function, shape))(*flat)
-        elimination = _ShowingBothGraphs()
+            traced = make_fx(_over_flat(function, shape), record_stack_traces=True)(*flat)
+        recording = Recording()
         outputs: list[Any] = []
 
         def keep_output(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-            outputs.append(compile_fx_inner(graph, inputs, **options))
+            # Here and not among the options of `compile_fx`, which drops symbols from its inputs when it sees that one.
+            options["cpp_wrapper"] = cpp_host_code
+            with V.set_real_inputs(inputs):
+                outputs.append(compile_fx_inner(graph, inputs, **options))
             return outputs[-1]
 
         options = {
-            **(inductor_options(elimination) if eliminate else {}),
+            **(inductor_options() if eliminate else {}),
             # A graph from a cache would not pass through the pass, and there is one graph a process.
             "force_disable_caches": True,
             "size_asserts": False,
             "alignment_asserts": False,
-            "cpp_wrapper": cpp_host_code,
             "triton.cudagraphs": False,
         }
-        with tracing(TracingContext(example.mode)), _on(shape.device):
+        title = f"Prefill of {shape.nheads} heads x {shape.headdim} x {shape.dstate}"
+        watching = recorded(recording, title=title, inputs=_names(shape, checkpoints))
+        with watching, tracing(TracingContext(example.mode)), _on(shape.device):
             compile_fx(traced, flat, inner_compile=keep_output, config_patches=options)
     (output,) = outputs
     _check_symbols(example)
-    reports = elimination.report().graphs
-    return CompiledRegion(
-        shape,
-        checkpoints,
-        None,
-        output.current_callable,
-        reports[-1] if reports else GraphReport(),
-        elimination.before,
-        elimination.after,
-        str(getattr(output, "source_code", "")),
-    )
+    return CompiledRegion(shape, checkpoints, None, output.current_callable, recording)
 
 
 def present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
     """The tensors that are there: a compiled function has no argument for the others."""
     return [tensor for tensor in tensors if tensor is not None]
+
+
+def _keep_source_lines() -> None:
+    """Let nodes know which line of the region they come from: `make_fx` keeps lines of methods `forward` by itself."""
+    register = getattr(fx.proxy, "_register_stack_trace_anchor", None)
+    if register is not None:
+        for function in (*vars(spelled).values(), ssd_chunk_scan):
+            register(function)
+
+
+def _names(shape: LayerShape, checkpoints: bool) -> list[str]:
+    """What the inputs of the traced function are called, in their order."""
+    layer = [name for name in LayerTensors._fields if shape.has_conv_bias or name != "conv_bias"]
+    last = CheckpointTensors._fields if checkpoints else ()
+    return [*Sizes._fields, "projected", "out", *layer, *StepTensors._fields, *last]
 
 
 def _over_flat(function: Callable[..., None], shape: LayerShape) -> Callable[..., tuple[()]]:
@@ -224,10 +228,3 @@ def _check_symbols(example: Example) -> None:
 
 def _on(device: torch.device) -> Any:
     return torch.accelerator.device_index(device.index) if device.type != "cpu" else torch.device("cpu")
-
-
-def _readable(graph: fx.Graph) -> str:
-    try:
-        return str(graph)
-    except Exception as error:  # what is only shown must not break what is run
-        return f"not shown: {error!r}"

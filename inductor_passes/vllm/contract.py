@@ -25,7 +25,7 @@ MODULE_ATTRIBUTES = {
     "vllm.config": ("get_current_vllm_config",),
 }
 
-# Module, callable, parameters: those that are passed, by these names or in this order.
+# Module, callable, parameters: those that are passed, by these names or in this order. Others must have defaults.
 SIGNATURES = (
     (_MIXER, "MambaMixer2.conv_ssm_forward", ("self", "projected_states", "output")),
     (_MIXER, "MambaMixer2.get_state_dtype", ("self",)),
@@ -85,7 +85,7 @@ def missing_from_vllm() -> list[str]:
         missing += [f"{module}.{name}" for name in names if _find(module, name) is None]
     for module, name, parameters in SIGNATURES:
         function = _find(module, name)
-        if function is not None and tuple(inspect.signature(function).parameters)[: len(parameters)] != parameters:
+        if function is None or not _takes(function, parameters):
             missing.append(f"{module}.{name}({', '.join(parameters)})")
     metadata = _find(_METADATA, "Mamba2AttentionMetadata")
     if metadata is not None:
@@ -109,6 +109,15 @@ def _find(module: str, name: str) -> Any:
         if isinstance(found, classmethod | staticmethod):
             found = _unbound(found)
     return found
+
+
+def _takes(function: Any, names: tuple[str, ...]) -> bool:
+    parameters = list(inspect.signature(function).parameters.values())
+    may_be_left_out = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters[: len(names)]) == names and all(
+        parameter.default is not parameter.empty or parameter.kind in may_be_left_out
+        for parameter in parameters[len(names) :]
+    )
 
 
 def _unbound(method: Any) -> Any:

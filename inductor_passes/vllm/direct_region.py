@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from inductor_passes import GraphReport
+from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compiled_region import CompiledRegion
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.region import LayerShape
@@ -133,7 +133,8 @@ def direct_region_of_one_chunk(shape: LayerShape, max_tokens: int) -> CompiledRe
             with torch.accelerator.device_index(index):
                 launch(arguments)
 
-    return CompiledRegion(shape, False, max_tokens, run, GraphReport(), "", "", "launched by address")
+    note = "two kernels are launched by address: there is no graph and no generated code"
+    return CompiledRegion(shape, False, max_tokens, run, Recording(problems=[note]))
 
 
 def _launches(shape: LayerShape, max_tokens: int) -> tuple[Launch, Launch]:

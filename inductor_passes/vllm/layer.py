@@ -6,6 +6,7 @@ ReplaySSM and whatever the compiled region does not take go through vLLM's own m
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -24,6 +25,7 @@ from inductor_passes.vllm.region import LayerTensors
 from inductor_passes.vllm.regions import Region, region_for
 from inductor_passes.vllm.step import StepPlan, plan_of
 from inductor_passes.vllm.verify import verified
+from inductor_passes.vllm.writing import debug_dump_folder
 
 logger = logging.getLogger("vllm.mamba_ops")
 
@@ -36,7 +38,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         counters.share()
-        self._options: Options = read_options(get_current_vllm_config().additional_config)
+        config = get_current_vllm_config()
+        self._options: Options = read_options(config.additional_config)
+        if not self._options.dump:
+            self._options = dataclasses.replace(self._options, dump=debug_dump_folder(config))
         self._region: Region | None = None
         self._region_tried = not self._options.enabled
         self._bound_to: Any = None
@@ -57,9 +62,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         """
         context = get_forward_context()
         by_layer = context.attn_metadata
-        if by_layer is None:  # the profile run, before the caches are allocated
+        name = getattr(self, "prefix", None)
+        if by_layer is None or name is None:  # the profile run, before the caches are allocated; or another vLLM
             self._prepare(projected_states)
-        metadata = by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
+        metadata = by_layer.get(name) if isinstance(by_layer, dict) else None
         if metadata is None or metadata.num_prefills == 0:
             super().conv_ssm_forward(projected_states, output)
             return
@@ -132,7 +138,8 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         except Exception as error:
             if str(error) not in _said:  # layers of one shape fail alike
                 _said.add(str(error))
-                logger.warning("mamba_ops: vLLM's own code runs layer %s and those like it: %s", self.prefix, error)
+                name = getattr(self, "prefix", "without a name")
+                logger.warning("mamba_ops: vLLM's own code runs layer %s and those like it: %s", name, error)
             logger.debug("mamba_ops: how it failed", exc_info=True)
 
     def _bind(self) -> None:

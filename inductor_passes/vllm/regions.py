@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compiled_region import (
     CompiledRegion,
     compile_region,
@@ -24,6 +25,7 @@ from inductor_passes.vllm.writing import write_down
 logger = logging.getLogger("vllm.mamba_ops")
 
 _regions: dict[tuple[LayerShape, bool, Options], Region | Exception] = {}
+_recordings: list[Recording] = []
 
 
 # Longest sequences of the one-pass kernels that are built, ascending. Beyond them the staged kernels are as fast.
@@ -92,6 +94,11 @@ def region_for(shape: LayerShape, checkpoints: bool, options: Options) -> Region
     return region
 
 
+def recordings() -> list[Recording]:
+    """What there is to see of the regions with a snapshot that this process has compiled."""
+    return _recordings
+
+
 def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     compiled = [
         compiler(shape, eliminate=options.eliminate, cpp_host_code=options.cpp_host_code)
@@ -99,6 +106,7 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     ]
     for region in compiled:
         counters.compiled(region.report)
+        _recordings.append(region.recording)
         if options.dump:
             write_down(region, Path(options.dump))
         if options.self_check:

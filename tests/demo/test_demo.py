@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from demo.continuation import NUM_SLOTS, SLOT, STATE_SHAPE, Result
+from demo.continuation import STATE_SHAPE, Result
 from demo.graphs import changed_lines, first_run
 from demo.measure import Comparison, CopyCounter, Run, largest_difference
+from inductor_passes.inspection.granite_layer import NUM_SLOTS, SLOT
 
 
 def make_run(copies: tuple[str, ...] = ()) -> Run:

@@ -10,6 +10,9 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from inductor_passes import Condition
+from inductor_passes.inspection.recorded import Recording, Role
+from inductor_passes.inspection.recording import recorded
+from inductor_passes.inspection.savings import saving
 from mamba_ops import ops
 from mamba_ops.ops import masked_gather, state_passing, state_passing_indexed, state_passing_update
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
@@ -308,3 +311,21 @@ def test_the_convolution_is_one_launch():
     assert mutations.found == [("causal_conv_tiled_kernel", {"state_ptr", "out_ptr"})]
     assert body(code).count(".run(") == 1
     assert not re.search(r"clone|copy_\(", body(code))
+
+
+def test_an_inspection_knows_launches_by_their_kernels():
+    recording = Recording()
+    with recorded(recording):
+        compile_with_pass(update_with(snapshot), fake_inputs())
+    (change,) = recording.changes
+    roles = {node.role: node.op for node in change.before.nodes}
+    assert roles[Role.STATE_PASSING] == "state_passing_kernel"
+    assert {node.op for node in change.before.nodes if node.role is Role.SNAPSHOT} == {
+        "aten.index.Tensor",
+        "aten.where.self",
+    }
+    assert not [node for node in change.after.nodes if node.role is Role.SNAPSHOT]
+    size = change.report.rewrites[0].snapshot_bytes
+    saved = saving(change)
+    assert (saved.launches, saved.launches_one_by_one) == (1, 2)
+    assert (saved.nbytes, saved.nbytes_one_by_one) == (size, 2 * size)

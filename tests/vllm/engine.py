@@ -1,14 +1,30 @@
-"""Runs vLLM's engine on schedules of requests, in the environment that has vLLM. Not a test: tests start it.
+"""Runs vLLM's engine on jobs, in the environment that has vLLM. Not a test: tests start it, see `processes`.
 
-python engine.py JOB.json RESULT.json, with a job of `model`, `engine` (arguments of LLM), `schedules`, and whether to
-`zero` cached states between steps. A schedule is a list of events [step, "add", id, prompt, max_tokens] and
-[step, "abort", id]; steps count from 0 and a schedule ends when nothing is left to do. The result has, by schedule and
-request, the tokens, the log-probability of each and whether it was aborted.
+It reads lines of standard input until that ends: the file of a job, a tab, the file for its result. Importing vLLM
+takes longer than most jobs, so one process runs many of them, each in an engine of its own.
+
+A job has
+    model, engine: arguments of LLM;
+    environment: variables that hold while it runs;
+    schedules: each a list of events [step, "add", id, prompt, max_tokens, adapter] and [step, "abort", id]; steps count
+        from 0, and a schedule ends when nothing is left to do;
+    logprobs: of how many other tokens there are log-probabilities, or null for none at all;
+    zero: the numbers of schedules in which cached states are zeroed after every step;
+    reset_prefix_cache, sleep: whether that is done before each schedule (the latter with waking up);
+    take_attributes: whether each Mamba2 layer lacks another attribute of the contract when it is first called.
+
+The result has, by schedule and request, the tokens, the log-probability of each, and whether it was aborted; or else
+an error.
 """
 
+import contextlib
+import gc
 import json
 import os
 import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +32,45 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 from vllm import LLM, SamplingParams
+from vllm.compilation.counter import compilation_counter
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
+    before, captured = counted(), compilation_counter.num_cudagraph_captured
+    if job["take_attributes"]:
+        take_attributes()
     llm = LLM(model=job["model"], skip_tokenizer_init=True, seed=0, disable_log_stats=False, **job["engine"])
-    results = [run_schedule(llm, number, events, job) for number, events in enumerate(job["schedules"])]
-    layers: list[str] = []
-    if job["engine"].get("tensor_parallel_size", 1) == 1:  # otherwise they are in other processes
-        layers = llm.apply_model(
-            lambda model: [type(m).__name__ for m in model.modules() if isinstance(m, MambaMixer2)]
-        )[0]
-    return {"schedules": results, "layers": layers, "preemptions": preemptions(llm), **plugin_state()}
+    try:
+        results = [run_schedule(llm, number, events, job) for number, events in enumerate(job["schedules"])]
+        layers: list[str] = []
+        if job["engine"].get("tensor_parallel_size", 1) == 1:  # otherwise they are in other processes
+            layers = llm.apply_model(names_of_mixers)[0]
+        after = counted()
+        after.subtract(before)
+        metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        cleanup_dist_env_and_memory()
+        gc.collect()
+    return {
+        "schedules": results,
+        "layers": layers,
+        "counters": {name: n for name, n in after.items() if n},
+        "captured": compilation_counter.num_cudagraph_captured - captured,
+        "preemptions": int(metrics.get("vllm:num_preemptions", 0)),
+    }
 
 
 def run_schedule(llm: LLM, number: int, events: list[Any], job: dict[str, Any]) -> dict[str, Any]:
     engine = llm.llm_engine
-    if job.get("reset_prefix_cache", True):
+    if job["sleep"]:
+        llm.sleep()
+        llm.wake_up()
+    if job["reset_prefix_cache"]:
         engine.reset_prefix_cache()
     found: dict[str, Any] = {}
     pending, step = sorted(events, key=lambda event: event[0]), 0
@@ -44,21 +82,50 @@ def run_schedule(llm: LLM, number: int, events: list[Any], job: dict[str, Any]) 
                 engine.abort_request([request])
                 found.setdefault(name, {})["aborted"] = True
                 continue
-            prompt, max_tokens = rest
-            params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=1)
-            engine.add_request(request, {"prompt_token_ids": prompt}, params)
+            prompt, max_tokens, *adapter = rest
+            params = SamplingParams(
+                temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=job["logprobs"]
+            )
+            lora = LoRARequest("adapter", 1, adapter[0]) if adapter else None
+            engine.add_request(request, {"prompt_token_ids": prompt}, params, lora_request=lora)
         for output in engine.step():
             completion = output.outputs[0]
             tokens = list(completion.token_ids)
             found.setdefault(output.request_id.split("-", 1)[1], {}).update(
                 tokens=tokens,
-                logprobs=[entry[token].logprob for entry, token in zip(completion.logprobs, tokens, strict=False)],
+                logprobs=[
+                    entry[token].logprob for entry, token in zip(completion.logprobs or (), tokens, strict=False)
+                ],
                 cached=output.num_cached_tokens,
             )
-        if job.get("zero"):
+        if number in job["zero"]:
             llm.apply_model(zero_states)
         step += 1
     return found
+
+
+def names_of_mixers(model: Any) -> list[str]:
+    return [type(module).__name__ for module in model.modules() if isinstance(module, MambaMixer2)]
+
+
+def take_attributes() -> None:
+    """What is taken from a layer is given back after its first call, so that vLLM's own code can do the second."""
+    from inductor_passes.vllm.contract import LAYER_ATTRIBUTES
+    from inductor_passes.vllm.layer import SnapshotFreeMixer2
+
+    forward, taken = SnapshotFreeMixer2.conv_ssm_forward, {}
+
+    def first_without(layer: Any, **arguments: Any) -> None:
+        if layer.prefix not in taken and len(taken) < len(LAYER_ATTRIBUTES):
+            name = taken[layer.prefix] = LAYER_ATTRIBUTES[len(taken)]
+            kept = getattr(layer, name)
+            delattr(layer, name)
+            with contextlib.suppress(AttributeError):
+                forward(layer, **arguments)
+            object.__setattr__(layer, name, kept)
+        forward(layer, **arguments)
+
+    SnapshotFreeMixer2.conv_ssm_forward = first_without
 
 
 def zero_states(model: Any) -> None:
@@ -67,19 +134,43 @@ def zero_states(model: Any) -> None:
             module.kv_cache[1].zero_()
 
 
-def preemptions(llm: LLM) -> int:
-    return sum(int(metric.value) for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
-
-
-def plugin_state() -> dict[str, Any]:
+def counted() -> Counter[str]:
+    """What the plugin has counted in this process, a declined prefill under its reason."""
     if "inductor_passes.vllm.decline" not in sys.modules:
-        return {}
+        return Counter()
     from inductor_passes.vllm.decline import COUNTED, counters
 
-    state = {name: getattr(counters, name) for name in COUNTED}
-    return {"counters": {**state, "declined": {reason.name: n for reason, n in counters.declined.items()}}}
+    numbers = {name: getattr(counters, name) for name in COUNTED}
+    return Counter(numbers | {f"declined {reason.name}": n for reason, n in counters.declined.items()})
+
+
+@contextlib.contextmanager
+def variables(changes: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        job_file, result_file = map(Path, line.strip().split("\t"))
+        job = json.loads(job_file.read_text())
+        try:
+            with variables(job["environment"]):
+                result = run(job)
+        except Exception:
+            result = {"error": traceback.format_exc()}
+        part = result_file.with_suffix(".part")
+        part.write_text(json.dumps(result))
+        part.rename(result_file)
 
 
 if __name__ == "__main__":
-    outcome = run(json.loads(Path(sys.argv[1]).read_text()))
-    Path(sys.argv[2]).write_text(json.dumps(outcome))
+    serve()

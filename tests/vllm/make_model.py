@@ -1,6 +1,6 @@
 """Writes a tiny model of a family, with weights as transformers initialises them. Run where vLLM is: same transformers.
 
-python make_model.py FAMILY FOLDER
+python make_model.py FAMILY FOLDER, or FAMILY-N for a model of N layers.
 """
 
 import sys
@@ -44,10 +44,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    "bamba": (
-        "BambaConfig",
-        {**ATTENTION, **MAMBA, "intermediate_size": 128, "num_hidden_layers": 3, "attn_layer_indices": [1]},
-    ),
     "falcon_h1": (
         "FalconH1Config",
         {
@@ -57,6 +53,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 128,
             "num_hidden_layers": 2,
             "mamba_d_ssm": 256,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 64,
             "mamba_n_groups": 2,
             "mamba_rms_norm": True,
         },
@@ -71,7 +69,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "hybrid_override_pattern": "M*M-",
             "mamba_num_heads": 8,
             "mamba_head_dim": 32,
-            "ssm_state_size": 16,
+            "ssm_state_size": 32,
             "conv_kernel": 4,
             "n_groups": 2,
             "chunk_size": 64,
@@ -81,9 +79,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mamba2Config",
         {
             "num_hidden_layers": 2,
-            "num_heads": 8,
-            "head_dim": 32,
-            "state_size": 16,
+            "num_heads": 16,
+            "head_dim": 16,
+            "state_size": 64,
             "n_groups": 1,
             "chunk_size": 64,
             "expand": 2,
@@ -100,8 +98,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 2,
             "attention_head_dim": 128,
             "intermediate_size": 128,
-            "n_mamba_heads": 8,
-            "mamba_headdim": 32,
+            "n_mamba_heads": 4,
+            "mamba_headdim": 64,
             "mamba_d_state": 16,
             "mamba_ngroups": 1,
             "chunk_size": 64,
@@ -115,8 +113,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main(family: str, folder: str) -> None:
     torch.manual_seed(0)
+    family, _, layers = family.partition("-")
     name, arguments = FAMILIES[family]
     config = getattr(transformers, name)(**{**COMMON, **arguments})
+    if layers:
+        config.num_hidden_layers = int(layers)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
 

@@ -13,8 +13,8 @@ def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(1, VOCABULARY), k=length)
 
 
-def add(step: int, name: str, tokens: list[int], max_tokens: int = 6) -> Event:
-    return [step, "add", name, tokens, max_tokens]
+def add(step: int, name: str, tokens: list[int], max_tokens: int = 6, *adapter: str) -> Event:
+    return [step, "add", name, tokens, max_tokens, *adapter]
 
 
 def at_once(lengths: tuple[int, ...], max_tokens: int = 6) -> list[Event]:
@@ -28,11 +28,18 @@ def around_edges(chunk: int, budget: int) -> list[Event]:
     return [add(3 * i, f"r{i}", prompt(i, length), 5) for i, length in enumerate(lengths)]
 
 
-def shared_prefixes() -> list[Event]:
+def shared_prefixes(cuts: tuple[int, ...] = (255, 256, 257, 300, 384, 385, 500)) -> list[Event]:
+    """Prompts that begin alike for so many tokens, and go on for 1, 20 or 130 of their own."""
     base = prompt(1000, 500)
-    cuts = (255, 256, 257, 300, 384, 385, 500)
     tails = [base[:cut] + prompt(cut, tail) for cut in cuts for tail in (1, 20, 130)]
     return [add(4 * i, f"r{i}", tokens, 4) for i, tokens in enumerate(tails)]
+
+
+def aborted_in_mid_prefill() -> list[Event]:
+    """Two long prompts are given up after a part of them; their slots go to others, while one goes on decoding."""
+    long = [add(0, "decodes", prompt(1, 10), 30), add(1, "gone", prompt(2, 500)), add(1, "gone too", prompt(3, 500))]
+    aborts: list[Event] = [[3, "abort", "gone"], [4, "abort", "gone too"]]
+    return [*long, *aborts, *(add(4 + i, f"next{i}", prompt(4 + i, 70 * i + 1)) for i in range(4))]
 
 
 def random_schedule(seed: int) -> list[Event]:

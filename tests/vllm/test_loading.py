@@ -2,20 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-Call = Callable[..., str]
+from tests.vllm.conftest import Call
 
 STATE = """
 from vllm.model_executor.custom_op import op_registry_oot
 print("registered:", [layer.__name__ for layer in op_registry_oot.values()])
 """
 
-OTHER_SIGNATURE = """
+# Takes away, in turn, every name that the contract lists, and gives each callable other parameters, in the real
+# modules. Prints a line for each: what was taken, whether vLLM's layers stayed, and what the log said.
+TAKEN_IN_TURN = """
+import contextlib, importlib, inspect, logging, sys
+from inductor_passes.vllm import contract, register
+from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
-MambaMixer2.conv_ssm_forward = lambda self: None
+
+said = []
+class Listener(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("vllm.mamba_ops").addHandler(Listener(logging.WARNING))
+
+@contextlib.contextmanager
+def without(owner, name):
+    kept = inspect.getattr_static(owner, name)
+    delattr(owner, name)
+    yield
+    setattr(owner, name, kept)
+
+@contextlib.contextmanager
+def with_other_parameters(owner, name):
+    kept = inspect.getattr_static(owner, name)
+    setattr(owner, name, lambda other, than, what, is_, expected: None)
+    yield
+    setattr(owner, name, kept)
+
+@contextlib.contextmanager
+def without_module(name):
+    kept, sys.modules[name] = sys.modules[name], None
+    yield
+    sys.modules[name] = kept
+
+@contextlib.contextmanager
+def without_field(fields, name):
+    kept = fields.pop(name)
+    yield
+    fields[name] = kept
+
+def cases():
+    for name, attributes in contract.MODULE_ATTRIBUTES.items():
+        module = importlib.import_module(name)
+        yield name, without_module(name)
+        for attribute in attributes:
+            yield f"{name}.{attribute}", without(module, attribute)
+    for name, path, parameters in contract.SIGNATURES:
+        *parents, attribute = path.split(".")
+        owner = importlib.import_module(name)
+        for parent in parents:
+            owner = getattr(owner, parent)
+        shown = f"{name}.{path}({', '.join(parameters)})"
+        yield shown, with_other_parameters(owner, attribute)
+        if not any(hasattr(base, attribute) for base in getattr(owner, "__bases__", ())):
+            yield f"{name}.{path}", without(owner, attribute)
+    fields = importlib.import_module(contract._METADATA).Mamba2AttentionMetadata.__dataclass_fields__
+    for name in contract.METADATA_FIELDS:
+        yield f"Mamba2AttentionMetadata.{name}", without_field(fields, name)
+
+for name, taken in cases():
+    said.clear()
+    with taken:
+        register()
+    print(f"CASE {name} | {list(op_registry_oot)} | {' '.join(said)}")
+register()
+print("and with all of them:", [layer.__name__ for layer in op_registry_oot.values()])
 """
 
 MIXED_DEVICES = """
@@ -53,25 +114,28 @@ def test_vllm_finds_the_entry_point_and_twice_is_once(call: Call) -> None:
     assert "registered: ['SnapshotFreeMixer2']" in call("-c", script + STATE)
 
 
-@pytest.mark.parametrize(
-    ("remove", "name"),
-    [
-        ("import vllm.forward_context as m; del m.get_forward_context", "vllm.forward_context.get_forward_context"),
-        (OTHER_SIGNATURE, "MambaMixer2.conv_ssm_forward(self, projected_states, output)"),
-    ],
-)
-def test_what_is_missing_is_named_and_vllms_layers_stay(call: Call, remove: str, name: str) -> None:
-    output = call("-c", f"{remove}\nfrom inductor_passes.vllm import register\nregister()" + STATE)
-    assert name in output
-    assert "vLLM's own Mamba2 layers run" in output
-    assert "registered: []" in output
+def test_whatever_is_missing_is_named_and_vllms_layers_stay(call: Call) -> None:
+    output = call("-c", TAKEN_IN_TURN)
+    cases = [line[len("CASE ") :].split(" | ") for line in output.splitlines() if line.startswith("CASE ")]
+    assert len(cases) > 25
+    for name, registered, said in cases:
+        assert registered == "[]", name
+        assert said.startswith("mamba_ops: vLLM's own Mamba2 layers run; this vLLM lacks "), name
+        assert name in said
+    assert "and with all of them: ['SnapshotFreeMixer2']" in output
 
 
 def test_turned_off(call: Call) -> None:
-    output = call(
-        "-c", "from inductor_passes.vllm import register\nregister()" + STATE, environment={"MAMBA_OPS_VLLM": "0"}
-    )
+    script = "from inductor_passes.vllm import register\nregister()" + STATE
+    output = call("-c", script, environment={"MAMBA_OPS_VLLM": "0"})
     assert "registered: []" in output
+
+
+def test_a_misspelt_option_is_an_error(call: Call) -> None:
+    script = (
+        "from inductor_passes.vllm import register\ntry:\n  register()\nexcept ValueError as e:\n  print('ERROR', e)"
+    )
+    assert "known: enabled, eliminate" in call("-c", script, environment={"MAMBA_OPS_VLLM_ELIMINATES": "1"})
 
 
 @pytest.mark.fault(20)

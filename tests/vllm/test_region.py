@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -133,8 +135,9 @@ def region(request: pytest.FixtureRequest) -> CompiledRegion:
 
 def test_the_pass_removed_the_snapshot(region: CompiledRegion) -> None:
     assert [rewrite.into for rewrite in region.report.rewrites] == ["state_passing_indexed"]
-    assert "aten.index.Tensor" in region.graph_before
-    assert "aten.index.Tensor" not in region.graph_after
+    (change,) = region.recording.changes
+    assert "aten.index.Tensor" in change.before.text
+    assert "aten.index.Tensor" not in change.after.text
 
 
 @pytest.mark.fault(7)
@@ -162,6 +165,31 @@ def test_one_compile_for_all_sizes(region: CompiledRegion) -> None:
 def test_self_check_passes(compiler: object, device: str, dtype: torch.dtype) -> None:
     assert callable(compiler)
     self_check(compiler(shape_on(device, dtype)))
+
+
+@pytest.mark.gpu
+@pytest.mark.fault(20)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("compiler", [compile_region, compile_region_with_checkpoints])
+def test_tensors_that_are_not_on_the_current_device(compiler: Callable[[LayerShape], CompiledRegion]) -> None:
+    with torch.cuda.device(0):
+        self_check(compiler(shape_on("cuda:1")))
+
+
+@pytest.mark.fault(6)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_two_dtypes_in_one_buffer(device: str) -> None:
+    """BF16 inputs and FP32 states lie in the same pages, and both are written."""
+    region = compile_region(shape_on(device, torch.bfloat16))
+    assert_equals_uncompiled(region, [5, 70, 1, 130], [0, 64, 3, 1])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_host_code_in_cpp(device: str) -> None:
+    region = compile_region(shape_on(device), cpp_host_code=True)
+    assert "inductor_entry_impl" in region.code
+    for lengths, contexts in (([1], [0]), ([5, 70, 1, 130], [0, 64, 3, 1])):
+        assert_equals_uncompiled(region, lengths, contexts)
 
 
 @pytest.mark.parametrize("max_tokens", [32, 64])
@@ -202,7 +230,7 @@ def test_self_check_finds_a_region_that_mixes_sequences(region: CompiledRegion) 
         assert isinstance(out, Tensor)
         out[0] += out[-1]
 
-    broken = CompiledRegion(region.shape, False, None, run, region.report, "", "", "")
+    broken = dataclasses.replace(region, run=run)
     with pytest.raises(RuntimeError, match="self check: the output of sequence 0 differs"):
         self_check(broken)
 

@@ -1,0 +1,89 @@
+"""vLLM's engine on a GPU: what a CPU has not, namely captured graphs, the JIT monitor, sleep mode, a second device.
+
+MAMBA_OPS_VLLM_ENGINE_PYTHON then names a Python with vLLM for GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.vllm.answers import assert_equal_schedules, assert_same_answers, declined
+from tests.vllm.conftest import Run
+from tests.vllm.schedules import add, around_edges, at_once, prompt, random_schedule, shared_prefixes
+
+pytestmark = pytest.mark.gpu
+
+GPU = {"dtype": "bfloat16", "gpu_memory_utilization": 0.2, "enforce_eager": False}
+# A prefill of one token and continuations of one, beside decodes: what a decode graph might be replayed for.
+ONE_TOKEN = [add(0, "a", prompt(0, 129)), add(1, "b", prompt(1, 257)), add(2, "c", prompt(2, 1))]
+SCHEDULES = [ONE_TOKEN, around_edges(64, 128), *(random_schedule(seed) for seed in range(20))]
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+def with_and_without(run: Run, schedules: list[Any], **engine: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    both = [
+        run("granite", schedules, plugin=plugin, own_process=f"{plugin}", **{**GPU, **engine})
+        for plugin in (True, False)
+    ]
+    return both[0], both[1]
+
+
+@pytest.mark.fault(4)
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "PIECEWISE", "FULL_DECODE_ONLY", "NONE"])
+def test_graphs_are_captured_as_without_the_plugin(run: Run, mode: str) -> None:
+    ours, theirs = with_and_without(run, SCHEDULES, compilation_config={"cudagraph_mode": mode})
+    assert_same_answers(ours, theirs)
+    assert ours["captured"] == theirs["captured"]
+
+
+@pytest.mark.fault(12)
+def test_nothing_is_compiled_or_tuned_while_serving(run: Run) -> None:
+    """The first prefix hit, other lengths and numbers of sequences, and so other alignments, right after the start."""
+    caching = {"enable_prefix_caching": True, "max_num_batched_tokens": 512, "reset": False}
+    ours = run("granite", [shared_prefixes(), *SCHEDULES], plugin=True, own_process="cold", **{**GPU, **caching})
+    assert declined(ours) == {}
+    assert ours["counters"]["layer_checkpoints"] > 0
+    assert "Kernel JIT monitor activated" in ours["log"]
+    assert "during inference" not in ours["log"]
+    assert ours["log"].rindex("Mamba2 prefill of") < ours["log"].index("init engine (")
+
+
+@pytest.mark.fault(15)
+def test_every_layer_call_has_the_same_bits(run: Run) -> None:
+    checked = {"MAMBA_OPS_VLLM_VERIFY": "100000"}
+    schedules = [at_once((70 + n,) * n, max_tokens=2) for n in (1, 2, 3, 17)]
+    sizes = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
+    ours = run("granite", schedules, plugin=True, own_process="verify", environment=checked, **{**GPU, **sizes})
+    assert declined(ours) == {}
+    assert ours["counters"]["verified"] >= 10
+    assert "mismatches" not in ours["counters"]
+    assert ours["counters"]["regions"] == 1
+
+
+@pytest.mark.fault(6)
+def test_two_dtypes_in_one_buffer(run: Run) -> None:
+    assert_same_answers(*with_and_without(run, SCHEDULES, mamba_ssm_cache_dtype="float32"))
+
+
+def test_speculative_decoding(run: Run) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    schedules = [[add(0, "a", prompt(0, 60) * 3, 40), add(1, "b", prompt(1, 200), 40)]]
+    assert_same_answers(*with_and_without(run, schedules, speculative_config=drafts))
+
+
+def test_sleep_and_wake(run: Run) -> None:
+    """Weights and caches go and come back between schedules; the addresses that the plugin has bound must hold."""
+    ours, theirs = with_and_without(run, SCHEDULES[:4], enable_sleep_mode=True, sleep=True)
+    assert_same_answers(ours, theirs)
+
+
+@needs_two
+@pytest.mark.fault(20)
+def test_two_ranks_on_two_devices(run: Run) -> None:
+    """The second rank's tensors are not on device 0."""
+    ours, theirs = with_and_without(run, SCHEDULES[:4], tensor_parallel_size=2)
+    assert ours["log"].count("the snapshot of cached states is gone") == 2
+    assert_equal_schedules(ours, theirs)
