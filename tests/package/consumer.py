@@ -15,6 +15,7 @@ from inductor_passes import (
     SnapshotElimination,
     eliminate_snapshots,
     inductor_options,
+    inspect,
     install,
     uninstall,
 )
@@ -46,8 +47,8 @@ def compile_layer(layer: Mamba2Layer) -> tuple[Report, int]:
     elimination: SnapshotElimination = install(SnapshotElimination(masked_gather=False))
     uninstall()
     torch.compile(layer, options=inductor_options(elimination, mode="reduce-overhead"))
-    with eliminate_snapshots() as inside:
-        report: Report = inside.report()
+    with eliminate_snapshots() as inside, inspect("folder", title="layer") as shown:
+        report: Report = inside.report() if inside is not shown else shown.report()
     graph: GraphReport | None = report.graphs[0] if report.graphs else None
     rewrites: tuple[Rewrite, ...] = graph.rewrites if graph else ()
     declines: tuple[Decline, ...] = report.declines

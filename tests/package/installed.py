@@ -19,7 +19,22 @@ SITE = Path(sysconfig.get_path("purelib"))
 class WithoutExtras(PathFinder):
     """Finds what Python finds on its path, but for packages that only extras bring."""
 
-    absent = frozenset({"build", "depyf", "hypothesis", "matplotlib", "mypy", "pytest", "rich", "tqdm", "transformers"})
+    absent = frozenset(
+        [
+            "build",
+            "depyf",
+            "grandalf",
+            "hypothesis",
+            "matplotlib",
+            "mypy",
+            "playwright",
+            "prometheus_client",
+            "pytest",
+            "rich",
+            "tqdm",
+            "transformers",
+        ]
+    )
 
     @classmethod
     def find_spec(
