@@ -62,12 +62,14 @@ def ratios(name: str) -> str:
             label = f"{row['case']}, {METRICS.get(row['metric'], row['metric'])}: {row['ratio']:.2f}"
             axes.text(0, position + 0.28, label, fontsize=9)
         axes.set_yticks([])
-        axes.axvline(1, color=TEXT, linewidth=1, zorder=0)
+        axes.axvline(1, color=STOCK, linewidth=1, zorder=0)
         axes.set_xlabel("ratio to vLLM; the line is vLLM, green is better")
         return _svg(plot, f"Ratios of {name}")
 
 
 def _is_better(row: dict[str, Any]) -> bool:
+    if abs(row["ratio"] - 1) < 0.005:
+        return False
     return bool(row["ratio"] > 1) if row["metric"] == "throughput" else bool(row["ratio"] < 1)
 
 

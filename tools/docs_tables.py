@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,22 @@ def headline() -> str:
     copy = row("kernels", "memory/1x32", "allocated")
     saved = copy["stock"] - copy["ours"]
     compared = row("equality", "all", "mismatches")
+    served = {
+        ("step/1x32", "wall"): "server: step of the engine, 1 sequence",
+        ("burst32", "throughput"): "server: 32 requests at once",
+    }
     body = [
-        ["state copied, 1 sequence", figure(saved, "bytes"), "none"],
-        ["GPU time of the scan, 1 sequence", figure(one["stock"], "us"), figure(one["ours"], "us")],
-        ["GPU time of the scan, 32 sequences", figure(many["stock"], "us"), figure(many["ours"], "us")],
-        ["results that differ from vLLM's", "", f"{compared['ours']:.0f} of {compared['n']:,}"],
+        [served[one["case"], one["metric"]], *(figure(one[side], one["unit"]) for side in ("stock", "ours"))]
+        for one in rows("serve")
+        if (one["case"], one["metric"]) in served
     ]
-    return table(["One layer of Granite-4.0-h-micro, 32 new tokens a sequence", "vLLM's kernels", "here"], body, 1)
+    body += [
+        ["one layer: state copied, 1 sequence", figure(saved, "bytes"), "none"],
+        ["one layer: GPU time of the scan, 1 sequence", figure(one["stock"], "us"), figure(one["ours"], "us")],
+        ["one layer: GPU time of the scan, 32 sequences", figure(many["stock"], "us"), figure(many["ours"], "us")],
+        ["one layer: results that differ from vLLM's", "", f"{compared['ours']:.0f} of {compared['n']:,}"],
+    ]
+    return table(["Granite-4.0-h-micro's shape, 32 new tokens a sequence", "vLLM", "here"], body, 1)
 
 
 def continuations() -> str:
@@ -166,9 +176,11 @@ def results(name: str, prefix: str = "") -> str:
     for one in found:
         sides = [figure(one[side], one["unit"]) for side in ("stock", "ours")]
         metric = METRICS.get(one["metric"], one["metric"])
-        body.append([f"`{one['case']}`", metric, *sides, interval(one), f"{one['n']:,}", one["note"]])
-    head = ["Case", "What", "vLLM", "here", "ratio (95 %)", "n", "Note"]
-    return f'<div class="wide" markdown>\n\n{table(head, body, 2, 6)}\n\n</div>\n\n{environment(name)}'
+        body.append([f"`{one['case']}`", metric, *sides, interval(one), f"{one['n']:,}"])
+    head = ["Case", "What", "vLLM", "here", "ratio (95 %)", "n"]
+    notes = "\n".join(f"- `{one['case']}`: {one['note']}" for one in found if one["note"])
+    notes = notes and f'??? note "Notes"\n\n{textwrap.indent(notes, "    ")}\n\n'
+    return f'<div class="wide" markdown>\n\n{table(head, body, 2)}\n\n</div>\n\n{notes}{environment(name)}'
 
 
 def options() -> str:
