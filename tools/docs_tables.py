@@ -194,7 +194,7 @@ def options() -> str:
     for field in dataclasses.fields(Options):
         default = int(field.default) if isinstance(field.default, bool) else field.default
         text = "none" if default == "" else f"`{default}`"
-        body.append([f"`{field.name}`", text, meanings[field.name]])
+        body.append([f"`{field.name}`", text, str(meanings[field.name])])
     return table(["Option", "Default", "Meaning"], body)
 
 
