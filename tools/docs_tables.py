@@ -175,8 +175,8 @@ def results(name: str, prefix: str = "") -> str:
     body = []
     for one in found:
         sides = [figure(one[side], one["unit"]) for side in ("stock", "ours")]
-        metric = METRICS.get(one["metric"], one["metric"])
-        body.append([f"`{one['case']}`", metric, *sides, interval(one), f"{one['n']:,}"])
+        metric: str = one["metric"]
+        body.append([f"`{one['case']}`", METRICS.get(metric, metric), *sides, interval(one), f"{one['n']:,}"])
     head = ["Case", "What", "vLLM", "here", "ratio (95 %)", "n"]
     notes = "\n".join(f"- `{one['case']}`: {one['note']}" for one in found if one["note"])
     notes = notes and f'??? note "Notes"\n\n{textwrap.indent(notes, "    ")}\n\n'
@@ -194,7 +194,7 @@ def options() -> str:
     for field in dataclasses.fields(Options):
         default = int(field.default) if isinstance(field.default, bool) else field.default
         text = "none" if default == "" else f"`{default}`"
-        body.append([f"`{field.name}`", text, str(meanings[field.name])])
+        body.append([f"`{field.name}`", text, meanings[field.name]])
     return table(["Option", "Default", "Meaning"], body)
 
 
