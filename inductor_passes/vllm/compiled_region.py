@@ -25,16 +25,8 @@ from inductor_passes.inspection.recorded import Recording, merged
 from inductor_passes.inspection.recording import recorded
 from inductor_passes.vllm import region as spelled
 from inductor_passes.vllm.example_inputs import Example, Sizes, example_inputs
-from inductor_passes.vllm.region import (
-    CheckpointTensors,
-    LayerShape,
-    LayerTensors,
-    StepTensors,
-    keep_inputs,
-    prefill,
-    prefill_of_one_chunk,
-    prefill_with_checkpoints,
-)
+from inductor_passes.vllm.region import keep_inputs, prefill, prefill_of_one_chunk, prefill_with_checkpoints
+from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from mamba_ops import ssd_chunk_scan
 
 logger = logging.getLogger("inductor_passes.vllm")

@@ -15,7 +15,7 @@ import torch
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compiled_region import CompiledRegion
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region import LayerShape
+from inductor_passes.vllm.region_inputs import LayerShape
 from mamba_ops.ops.conv_cumsum import conv_cumsum_launch
 from mamba_ops.ops.launch import Launch
 from mamba_ops.ops.one_chunk import one_chunk_launch

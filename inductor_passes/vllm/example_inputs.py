@@ -13,7 +13,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors
+from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 
 # Elements; see `LayerShape` for the tensors. Allocators hand out more than this, so a cache that has less is unusual.
 SLOT_MULTIPLE = 16

@@ -21,7 +21,7 @@ from inductor_passes.vllm.decline import Decline, counters
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.layer_tensors import layer_shape, layer_tensors
 from inductor_passes.vllm.options import Options, read_options
-from inductor_passes.vllm.region import LayerTensors
+from inductor_passes.vllm.region_inputs import LayerTensors
 from inductor_passes.vllm.regions import Region, region_for
 from inductor_passes.vllm.step import StepPlan, plan_of
 from inductor_passes.vllm.verify import verified

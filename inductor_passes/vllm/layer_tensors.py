@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region import LayerShape, LayerTensors
+from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
 
 _ALIGNMENT = 16  # bytes
 

@@ -18,7 +18,7 @@ from inductor_passes.vllm.compiled_region import (
 from inductor_passes.vllm.decline import counters
 from inductor_passes.vllm.direct_region import direct_region_of_one_chunk
 from inductor_passes.vllm.options import Options
-from inductor_passes.vllm.region import LayerShape
+from inductor_passes.vllm.region_inputs import LayerShape
 from inductor_passes.vllm.self_check import check_against, self_check
 from inductor_passes.vllm.writing import write_down
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inductor_passes.vllm.compiled_region import CompiledRegion, present
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors
+from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from mamba_ops import build_chunk_metadata
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inductor_passes.vllm.decline import Decline
-from inductor_passes.vllm.region import CheckpointTensors, StepTensors
+from inductor_passes.vllm.region_inputs import CheckpointTensors, StepTensors
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
 _ATTRIBUTE = "_mamba_ops_plan"

@@ -20,7 +20,8 @@ from inductor_passes.vllm.compiled_region import (
 )
 from inductor_passes.vllm.direct_region import direct_region_of_one_chunk
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region import CheckpointTensors, LayerShape, LayerTensors, StepTensors, prefill
+from inductor_passes.vllm.region import prefill
+from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from inductor_passes.vllm.self_check import check_against, self_check
 from mamba_ops import build_chunk_metadata
 
