@@ -4,7 +4,7 @@
 
 Each pair runs from CUDA graphs in the order stock, ours, ours, stock; vLLM tunes each stage at the measured shape,
 ours runs at its fixed block sizes. `cold` cases walk through sets of buffers larger than the L2, `warm` ones reuse
-one set. Both sides of `one_chunk/*` are ours: `--only one_chunk` needs no vLLM.
+one set. Both sides of `one_pass/*` are ours: `--only one_pass` needs no vLLM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks import paths
 from benchmarks.inputs import FAMILIES, Inputs, make_inputs
-from benchmarks.one_chunk import make_one_chunk, one_pass, staged
+from benchmarks.one_pass import make_one_pass, one_pass, staged
 from benchmarks.results import FOLDER, Results, Row, compare
 from benchmarks.timing import L2_BYTES, Graph, Work, interleave, memory
 from mamba_ops import ops
@@ -28,7 +28,7 @@ from mamba_ops import ops
 GRANITE = FAMILIES["granite-4.0-h-micro"]
 STAGE_LENGTHS = {"1x4224": [4224], "32x32": [32] * 32, "1x32": [32]}
 STAGES = ("chunk_cumsum", "chunk_state", "state_passing", "bmm_chunk", "chunk_scan")
-ONE_CHUNK_SIZES = [(nseqs, length) for nseqs in (1, 8, 32) for length in (8, 16, 32, 64)]
+ONE_PASS_SIZES = [(nseqs, length) for nseqs in (1, 8, 32) for length in (8, 16, 32, 64)]
 
 
 class Stages:
@@ -156,17 +156,17 @@ def continuation_rows(size: str) -> list[Row]:
     return rows
 
 
-def one_chunk_rows(nseqs: int, length: int) -> list[Row]:
+def one_pass_rows(nseqs: int, length: int) -> list[Row]:
     """Sequences of one chunk in one pass, against the same in stages; the convolution is part of both."""
     lengths = [length] * nseqs
-    sets = [make_one_chunk(GRANITE, lengths)]
+    sets = [make_one_pass(GRANITE, lengths)]
     count = min(200, max(3, 3 * L2_BYTES // (nseqs * sets[0].state_cache[0].nbytes)))
-    sets += [make_one_chunk(GRANITE, lengths, seed=i) for i in range(1, count)]
+    sets += [make_one_pass(GRANITE, lengths, seed=i) for i in range(1, count)]
     outs = [batch.poisoned() for batch in sets]
     stock = [partial(staged, batch, out) for batch, out in zip(sets, outs, strict=True)]
     ours = [partial(one_pass, batch, out, length) for batch, out in zip(sets, outs, strict=True)]
-    note = "stock = our own staged ops, convolution included; ours = conv_cumsum + one_chunk_scan"
-    return [measure(f"one_chunk/{nseqs}x{length}", stock, ours, warm=False, note=note)]
+    note = "stock = our own staged ops, convolution included; ours = conv_cumsum + one_pass_scan"
+    return [measure(f"one_pass/{nseqs}x{length}", stock, ours, warm=False, note=note)]
 
 
 def bandwidth_row() -> Row:
@@ -184,14 +184,14 @@ def bandwidth_row() -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER, help="folder for kernels.json")
-    parser.add_argument("--only", choices=("bandwidth", "continue", "stage", "one_chunk"), help="one group of rows")
+    parser.add_argument("--only", choices=("bandwidth", "continue", "stage", "one_pass"), help="one group of rows")
     arguments = parser.parse_args()
     results = Results("kernels")
     groups: dict[str, list[Callable[[], list[Row]]]] = {
         "bandwidth": [lambda: [bandwidth_row()]],
         "continue": [partial(continuation_rows, size) for size in STAGE_LENGTHS],
         "stage": [partial(stage_rows, size) for size in STAGE_LENGTHS],
-        "one_chunk": [partial(one_chunk_rows, *size) for size in ONE_CHUNK_SIZES],
+        "one_pass": [partial(one_pass_rows, *size) for size in ONE_PASS_SIZES],
     }
     steps = groups[arguments.only] if arguments.only else [step for group in groups.values() for step in group]
     for step in tqdm.tqdm(steps, unit="group"):

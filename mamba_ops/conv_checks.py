@@ -89,7 +89,9 @@ def causal_conv_tiled(
     check_dense("tile_offset", tile_offset)
 
 
-def conv_cumsum(x: Tensor, cu_seqlens: Tensor, dt: Tensor, A: Tensor, chunk_size: int, dt_bias: Tensor | None) -> None:
+def conv_cumsum(
+    x: Tensor, cu_chunk_seqlens: Tensor, dt: Tensor, A: Tensor, chunk_size: int, dt_bias: Tensor | None
+) -> None:
     """Check what `mamba_ops.ops.conv_cumsum` takes besides what the convolution does."""
     check_tensor("dt", dt, {"ntokens": x.shape[0], "nheads": None}, FLOATS, x.device)
-    op_checks.chunk_cumsum(dt, A, cu_seqlens, chunk_size, dt_bias, None, None)
+    op_checks.chunk_cumsum(dt, A, cu_chunk_seqlens, chunk_size, dt_bias, None, None)

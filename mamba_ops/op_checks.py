@@ -23,7 +23,7 @@ from mamba_ops.checks import (
     check_tokens,
     check_written_once,
 )
-from mamba_ops.kernels import one_chunk
+from mamba_ops.kernels import one_pass
 
 BOOL = (torch.bool,)
 MAX_DSTATE = 256  # the one-pass kernel keeps a state of 64 x dstate in registers
@@ -148,21 +148,22 @@ def chunk_scan(
     check_outputs(x, out, D, z)
 
 
-def one_chunk_scan(
+def one_pass_scan(
     x: Tensor,
     B: Tensor,
     C: Tensor,
     dt_out: Tensor,
     dA_cumsum: Tensor,
-    cu_seqlens: Tensor,
+    cu_chunk_seqlens: Tensor,
     state_cache: Tensor,
     slots: Tensor,
     has_initial_state: Tensor,
     out: Tensor,
     max_tokens: int,
     D: Tensor | None,
+    last_chunk_indices: Tensor | None,
 ) -> None:
-    """Check the arguments of `mamba_ops.ops.one_chunk_scan`."""
+    """Check the arguments of `mamba_ops.ops.one_pass_scan`."""
     _check_x(x)
     ntokens, nheads, headdim = x.shape
     check_tokens("B", B, {"ntokens": ntokens, "ngroups": None, "dstate": None}, (x.dtype,), x.device)
@@ -172,13 +173,17 @@ def one_chunk_scan(
         raise ValueError(f"B: dstate {dstate}; allowed: up to {MAX_DSTATE}")
     check_tokens("C", C, {"ntokens": ntokens, "ngroups": ngroups, "dstate": dstate}, (x.dtype,), x.device)
     _check_steps(dt_out, dA_cumsum, None, nheads, x.device)
-    nseqs = dt_out.shape[0]
-    check_tensor("cu_seqlens", cu_seqlens, {"nseqs + 1": nseqs + 1}, INT32, x.device)
-    check_dense("cu_seqlens", cu_seqlens)
+    nseqs = nchunks = dt_out.shape[0]
+    check_tensor("cu_chunk_seqlens", cu_chunk_seqlens, {"nchunks + 1": nchunks + 1}, INT32, x.device)
+    check_dense("cu_chunk_seqlens", cu_chunk_seqlens)
+    if last_chunk_indices is not None:
+        check_tensor("last_chunk_indices", last_chunk_indices, {"nseqs": None}, INT32, x.device)
+        check_dense("last_chunk_indices", last_chunk_indices)
+        nseqs = last_chunk_indices.shape[0]
     check_cache("state_cache", state_cache, {"nheads": nheads, "headdim": headdim, "dstate": dstate}, x.device)
     check_tensor("slots", slots, {"nseqs": nseqs}, SLOT_DTYPES, x.device)
     check_tensor("has_initial_state", has_initial_state, {"nseqs": nseqs}, BOOL, x.device)
-    most = min(one_chunk.MAX_TOKENS, dt_out.shape[2])
+    most = min(one_pass.MAX_TOKENS, dt_out.shape[2])
     if not 1 <= max_tokens <= most:
         raise ValueError(f"max_tokens: {max_tokens}; allowed: 1 to {most}, and at most chunk_size")
     check_outputs(x, out, D, None)

@@ -23,16 +23,20 @@ def resolve_slots(slots: Tensor, num_slots: int) -> Tensor:
     return torch.where(slots < 0, slots + num_slots, slots)
 
 
-def check_chunk_offsets(cu_chunk_seqlens: Tensor, ntokens: int, chunk_size: int) -> None:
-    """Raise ValueError unless the chunks tile the front of the tokens, with the empty ones (padding) last."""
+def check_chunk_offsets(cu_chunk_seqlens: Tensor, ntokens: int, most: int, bound: str = "chunk_size") -> None:
+    """Raise ValueError unless the chunks tile the front of the tokens, with the empty ones (padding) last.
+
+    Args:
+        most: tokens that a chunk may have. bound: what messages call that number.
+    """
     offsets = cu_chunk_seqlens.cpu()
     lengths = offsets.diff()
     if offsets[0] != 0:
         raise ValueError(f"cu_chunk_seqlens: starts at {int(offsets[0])}; it must start at 0")
     _refuse_first("cu_chunk_seqlens: decreases to {} at chunk {}", lengths < 0, offsets[1:])
     _refuse_first(
-        f"cu_chunk_seqlens: {{}} tokens in chunk {{}}; a chunk holds at most chunk_size = {chunk_size}",
-        lengths > chunk_size,
+        f"cu_chunk_seqlens: {{}} tokens in chunk {{}}; a chunk holds at most {bound} = {most}",
+        lengths > most,
         lengths,
     )
     _refuse_first(
@@ -67,13 +71,19 @@ def check_ownership(cu_seqlens: Tensor, cu_chunk_seqlens: Tensor, last_chunk_ind
         ends[1:] != chunk_ends[last + 1],
         ends[1:],
     )
-    nchunks = int((chunk_ends.diff() > 0).sum())
-    owned = int(last[-1]) + 1 if len(last) else 0
-    if owned != nchunks:
-        raise ValueError(f"last_chunk_indices: sequences have {owned} chunks in all; there are {nchunks} with tokens")
+    nchunks = check_chunks_are_owned(chunk_ends, last)
     owners = torch.arange(len(last)).repeat_interleave(last.diff(prepend=last.new_full((1,), -1)))
     named = seq_idx.cpu()[:nchunks]
     _refuse_first("seq_idx: {} for chunk {}, which belongs to another sequence", named != owners, named)
+
+
+def check_chunks_are_owned(cu_chunk_seqlens: Tensor, last_chunk_indices: Tensor) -> int:
+    """Raise ValueError unless the sequences have as many chunks as there are with tokens, which is returned."""
+    nchunks = int((cu_chunk_seqlens.diff() > 0).sum())
+    owned = int(last_chunk_indices[-1]) + 1 if len(last_chunk_indices) else 0
+    if owned != nchunks:
+        raise ValueError(f"last_chunk_indices: sequences have {owned} chunks in all; there are {nchunks} with tokens")
+    return nchunks
 
 
 def check_batch(
@@ -121,21 +131,43 @@ def check_write_slots(write_slots: Tensor, num_slots: int, written: Tensor, name
     _refuse_first(f"{name}: slot {{}} is written by more than one sequence; slots must be distinct", times > 1, slot)
 
 
-def check_sequences_in_place(cu_seqlens: Tensor, ntokens: int, most: int | None, slots: Tensor, num_slots: int) -> None:
+def check_short_sequences(
+    cu_chunk_seqlens: Tensor,
+    last_chunk_indices: Tensor | None,
+    ntokens: int,
+    most: int,
+    slots: Tensor,
+    num_slots: int,
+) -> None:
+    """Every check of `mamba_ops.ops.one_pass_scan`; `most` tokens may be in a chunk."""
+    if last_chunk_indices is None:
+        check_sequences_in_place(cu_chunk_seqlens, ntokens, most, slots, num_slots, "cu_chunk_seqlens")
+        return
+    check_chunk_offsets(cu_chunk_seqlens, ntokens, most, "max_tokens")
+    check_last_chunks(last_chunk_indices, cu_chunk_seqlens.shape[0] - 1)
+    check_chunks_are_owned(cu_chunk_seqlens, last_chunk_indices)
+    written = torch.diff(last_chunk_indices, prepend=last_chunk_indices.new_full((1,), -1)) > 0
+    check_write_slots(slots, num_slots, written, "slots")
+
+
+def check_sequences_in_place(
+    cu_seqlens: Tensor, ntokens: int, most: int | None, slots: Tensor, num_slots: int, name: str = "cu_seqlens"
+) -> None:
     """Raise ValueError unless the sequences lie one after the other in the tokens, each with a slot of its own.
 
     Args:
         most: tokens that a sequence may have; None for any number.
+        name: what messages call the offsets.
     """
     offsets = cu_seqlens.cpu()
     lengths = offsets.diff()
     if offsets[0] != 0:
-        raise ValueError(f"cu_seqlens: starts at {int(offsets[0])}; it must start at 0")
-    _refuse_first("cu_seqlens: decreases to {} at the end of sequence {}", lengths < 0, offsets[1:])
+        raise ValueError(f"{name}: starts at {int(offsets[0])}; it must start at 0")
+    _refuse_first(f"{name}: decreases to {{}} at the end of sequence {{}}", lengths < 0, offsets[1:])
     if most is not None:
-        _refuse_first(f"cu_seqlens: {{}} tokens in sequence {{}}; allowed: up to {most}", lengths > most, lengths)
+        _refuse_first(f"{name}: {{}} tokens in sequence {{}}; allowed: up to {most}", lengths > most, lengths)
     if offsets[-1] > ntokens:
-        raise ValueError(f"cu_seqlens: ends at {int(offsets[-1])}; there are {ntokens} tokens")
+        raise ValueError(f"{name}: ends at {int(offsets[-1])}; there are {ntokens} tokens")
     check_write_slots(slots, num_slots, lengths > 0, "slots")
 
 

@@ -25,7 +25,7 @@ from inductor_passes.inspection.recorded import Recording, merged
 from inductor_passes.inspection.recording import recorded
 from inductor_passes.vllm import region as spelled
 from inductor_passes.vllm.example_inputs import Example, Sizes, example_inputs
-from inductor_passes.vllm.region import keep_inputs, prefill, prefill_of_one_chunk, prefill_with_checkpoints
+from inductor_passes.vllm.region import keep_inputs, prefill, prefill_in_one_pass, prefill_with_checkpoints
 from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from mamba_ops import ssd_chunk_scan
 
@@ -39,7 +39,8 @@ class CompiledRegion:
     Attributes:
         shape: of the layers that may use it.
         checkpoints: whether it is `prefill_with_checkpoints`.
-        max_tokens: of a sequence, if it is `prefill_of_one_chunk`; otherwise None.
+        max_tokens: of a sequence, if it is `prefill_in_one_pass`; otherwise None.
+        one_chunk: whether each sequence must be one chunk.
         run: takes a list of `Sizes` and tensors, in the order of `arguments`, which it empties.
         recording: the graph that the pass got and the one that it left, and what Inductor generated.
     """
@@ -47,6 +48,7 @@ class CompiledRegion:
     shape: LayerShape
     checkpoints: bool
     max_tokens: int | None
+    one_chunk: bool
     run: Callable[[list[Any]], Any]
     recording: Recording
 
@@ -80,14 +82,16 @@ def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: 
     return _compile(function, shape, eliminate=eliminate, cpp_host_code=cpp_host_code)
 
 
-def compile_region_of_one_chunk(shape: LayerShape, max_tokens: int, *, cpp_host_code: bool = False) -> CompiledRegion:
-    """The same for `prefill_of_one_chunk`, which has no snapshot to begin with."""
+def compile_region_in_one_pass(
+    shape: LayerShape, max_tokens: int, one_chunk: bool, *, cpp_host_code: bool = False
+) -> CompiledRegion:
+    """The same for `prefill_in_one_pass`, which has no snapshot to begin with."""
 
     def function(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, _: Any) -> None:
-        prefill_of_one_chunk(projected, out, layer, step, shape, max_tokens)
+        prefill_in_one_pass(projected, out, layer, step, shape, max_tokens, one_chunk)
 
     compiled = _compile(function, shape, eliminate=False, cpp_host_code=cpp_host_code)
-    return dataclasses.replace(compiled, max_tokens=max_tokens)
+    return dataclasses.replace(compiled, max_tokens=max_tokens, one_chunk=one_chunk)
 
 
 def compile_region_with_checkpoints(
@@ -112,7 +116,8 @@ def compile_region_with_checkpoints(
             for function in flat:
                 function(*arguments)
 
-        return CompiledRegion(shape, True, None, run, Recording(problems=["prefill with checkpoints runs uncompiled"]))
+        uncompiled = Recording(problems=["prefill with checkpoints runs uncompiled"])
+        return CompiledRegion(shape, True, None, False, run, uncompiled)
     inputs, states = (
         _compile(function, shape, checkpoints=True, eliminate=eliminate, cpp_host_code=cpp_host_code)
         for function in (first, second)
@@ -166,7 +171,7 @@ def _compile(
             compile_fx(traced, flat, inner_compile=keep_output, config_patches=options)
     (output,) = outputs
     _check_symbols(example)
-    return CompiledRegion(shape, checkpoints, None, output.current_callable, recording)
+    return CompiledRegion(shape, checkpoints, None, False, output.current_callable, recording)
 
 
 def present(tensors: Iterable[Tensor | None]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The region for sequences of one chunk, launched by address: nothing but arithmetic between the layer and the driver.
+"""The region for short sequences, launched by address: nothing but arithmetic between the layer and the driver.
 
 Inductor's code for the same two launches makes a tensor for every intermediate result and every view, and Triton asks
 each of them for its address and the driver for what that address is. Here one buffer holds all intermediate results,
@@ -18,7 +18,7 @@ from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.region_inputs import LayerShape
 from mamba_ops.ops.conv_cumsum import conv_cumsum_launch
 from mamba_ops.ops.launch import Launch
-from mamba_ops.ops.one_chunk import one_chunk_launch
+from mamba_ops.ops.one_pass import one_pass_launch
 
 _ALIGNMENT = 16  # bytes; what the kernels are compiled for
 
@@ -44,12 +44,13 @@ class DirectKernel:
         self._run(*grid, stream, self._function, self._metadata, None, None, None, *varying, *self._fixed)
 
 
-def direct_region_of_one_chunk(shape: LayerShape, max_tokens: int) -> CompiledRegion:
-    """`prefill_of_one_chunk`, launched by address.
+def direct_region_in_one_pass(shape: LayerShape, max_tokens: int, one_chunk: bool) -> CompiledRegion:
+    """`prefill_in_one_pass`, launched by address.
 
     Args:
         shape: of the layers, on a GPU.
         max_tokens: no sequence is longer.
+        one_chunk: whether each sequence is one chunk.
 
     Raises:
         ValueError: parts of a token's row are not aligned as the kernels need it.
@@ -61,29 +62,28 @@ def direct_region_of_one_chunk(shape: LayerShape, max_tokens: int) -> CompiledRe
     if (x_at | dt_at | C_at) % _ALIGNMENT:
         raise ValueError("parts of a token's row are not aligned")
     with torch.inference_mode(False), torch.accelerator.device_index(shape.device.index):
-        conv, scan = _launches(shape, max_tokens)
-        conv_kernel, scan_kernel = DirectKernel(conv, 20), DirectKernel(scan, 15)
+        conv, scan = _launches(shape, max_tokens, one_chunk)
+        conv_kernel, scan_kernel = DirectKernel(conv, 21), DirectKernel(scan, 16)
     channel_blocks, (headdim_blocks, nheads, _) = conv.grid[1], scan.grid
     row_bytes, steps_bytes = shape.conv_dim * itemsize, shape.nheads * shape.chunk_size * 4
     device, index, has_conv_bias = shape.device, shape.device.index, shape.has_conv_bias
     current_stream = torch._C._cuda_getCurrentRawStream
 
     def launch(arguments: list[Any]) -> None:
-        ntokens, nseqs, _, ntiles, slots_stride, num_slots, conv_step, ssm_step, projected, out, *rest = arguments
+        ntokens, nseqs, nchunks, ntiles, slots_stride, num_slots, conv_step, ssm_step, projected, out, *rest = arguments
         addresses = [tensor.data_ptr() for tensor in rest]
         if not has_conv_bias:
             addresses.insert(1, None)
-        weight, bias, A, D, dt_bias, conv_state, ssm_state, cu_seqlens, _, _, _, slots, has, sequence, offset = (
-            addresses
-        )
+        weight, bias, A, D, dt_bias, conv_state, ssm_state, *step = addresses
+        cu_seqlens, cu_chunk_seqlens, last_chunk_indices, _, slots, has, sequence, offset = step
         dt_from = -(-ntokens * row_bytes // _ALIGNMENT) * _ALIGNMENT
-        buffer = torch.empty(dt_from + 2 * nseqs * steps_bytes, dtype=torch.uint8, device=device)
+        buffer = torch.empty(dt_from + 2 * nchunks * steps_bytes, dtype=torch.uint8, device=device)
         convolved, x = buffer.data_ptr(), projected.data_ptr()
         dt_out = convolved + dt_from
-        dA_cumsum = dt_out + nseqs * steps_bytes
+        dA_cumsum = dt_out + nchunks * steps_bytes
         stream = current_stream(index)
         conv_kernel(
-            (ntiles + nseqs, channel_blocks, 1),
+            (ntiles + nchunks, channel_blocks, 1),
             stream,
             x + x_at,
             weight,
@@ -98,6 +98,7 @@ def direct_region_of_one_chunk(shape: LayerShape, max_tokens: int) -> CompiledRe
             x + dt_at,
             A,
             dt_bias,
+            cu_chunk_seqlens,
             dt_out,
             dA_cumsum,
             ntiles,
@@ -114,7 +115,8 @@ def direct_region_of_one_chunk(shape: LayerShape, max_tokens: int) -> CompiledRe
             convolved + C_at,
             dt_out,
             dA_cumsum,
-            cu_seqlens,
+            cu_chunk_seqlens,
+            None if one_chunk else last_chunk_indices,
             D,
             ssm_state,
             slots,
@@ -134,10 +136,10 @@ def direct_region_of_one_chunk(shape: LayerShape, max_tokens: int) -> CompiledRe
                 launch(arguments)
 
     note = "two kernels are launched by address: there is no graph and no generated code"
-    return CompiledRegion(shape, False, max_tokens, run, Recording(problems=[note]))
+    return CompiledRegion(shape, False, max_tokens, one_chunk, run, Recording(problems=[note]))
 
 
-def _launches(shape: LayerShape, max_tokens: int) -> tuple[Launch, Launch]:
+def _launches(shape: LayerShape, max_tokens: int, one_chunk: bool) -> tuple[Launch, Launch]:
     """Both launches on tensors without memory, which stand for all later ones."""
     groups = shape.ngroups * shape.dstate
     conv_dtype, d_dtype, dt_bias_dtype = shape.parameter_dtypes
@@ -171,11 +173,12 @@ def _launches(shape: LayerShape, max_tokens: int) -> tuple[Launch, Launch]:
             dt,
             A,
             torch.empty(shape.nheads, dtype=dt_bias_dtype),
+            integers,
             steps,
             steps,
             True,
         )
-        scan = one_chunk_launch(
+        scan = one_pass_launch(
             x.unflatten(1, (shape.nheads, shape.headdim)),
             B.unflatten(1, (shape.ngroups, shape.dstate)),
             C.unflatten(1, (shape.ngroups, shape.dstate)),
@@ -188,5 +191,6 @@ def _launches(shape: LayerShape, max_tokens: int) -> tuple[Launch, Launch]:
             out,
             max_tokens,
             torch.empty(shape.nheads, dtype=d_dtype),
+            None if one_chunk else integers[:1],
         )
     return conv, scan

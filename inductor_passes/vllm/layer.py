@@ -95,7 +95,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         arguments += self._layer_arguments
         arguments += plan.tensors
         if plan.checkpoints is None:
-            region.run_for(plan.max_tokens)(arguments)
+            region.run_for(plan.max_tokens, plan.one_chunk)(arguments)
             counters.layer_prefills += 1
         else:
             assert region.run_with_checkpoints is not None

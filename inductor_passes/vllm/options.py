@@ -25,7 +25,7 @@ class Options:
         enabled: whether the plugin does anything.
         eliminate: whether the pass runs; without it the region is compiled with its snapshot, for comparisons.
         cpp_host_code: whether the code that launches the kernels is C++, compiled when the engine starts.
-        one_chunk: whether short prefills run in one pass over the state, with the same bits.
+        one_pass: whether short prefills run in one pass over the state, with the same bits.
         self_check: whether a compiled region is tried on made-up sequences before it is used.
         dump: folder for both graphs, what the pass did, and the generated code; empty for none.
         verify: number of layer calls that are also run by vLLM's own code and compared; for tests, it is slow.
@@ -35,7 +35,7 @@ class Options:
     enabled: bool = True
     eliminate: bool = True
     cpp_host_code: bool = False
-    one_chunk: bool = True
+    one_pass: bool = True
     self_check: bool = True
     dump: str = ""
     verify: int = 0
@@ -111,7 +111,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "enabled": _read_bool,
     "eliminate": _read_bool,
     "cpp_host_code": _read_bool,
-    "one_chunk": _read_bool,
+    "one_pass": _read_bool,
     "self_check": _read_bool,
     "dump": str,
     "verify": _read_count,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from mamba_ops import ChunkMetadata, ssd_chunk_scan
-from mamba_ops.ops import one_chunk_scan
+from mamba_ops.ops import one_pass_scan
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 
@@ -32,10 +32,19 @@ def prefill(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTenso
     _scan(convolved, dt, out, layer, step, shape, {"state_cache": layer.ssm_state, "write_slots": step.slots})
 
 
-def prefill_of_one_chunk(
-    projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, shape: LayerShape, max_tokens: int
+def prefill_in_one_pass(
+    projected: Tensor,
+    out: Tensor,
+    layer: LayerTensors,
+    step: StepTensors,
+    shape: LayerShape,
+    max_tokens: int,
+    one_chunk: bool,
 ) -> None:
-    """`prefill` for sequences that are one chunk of at most `max_tokens` each: two launches, and the same bits."""
+    """`prefill` for sequences of at most `max_tokens`, each of them one chunk if `one_chunk`.
+
+    Two launches, and the same bits.
+    """
     _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
     convolved, dA_cumsum, dt_out = conv_cumsum(
         inputs,
@@ -52,21 +61,23 @@ def prefill_of_one_chunk(
         shape.chunk_size,
         dt_bias=layer.dt_bias,
         dt_softplus=True,
+        cu_chunk_seqlens=None if one_chunk else step.cu_chunk_seqlens,
     )
     x, B, C = _views(convolved, shape)
-    one_chunk_scan(
+    one_pass_scan(
         x,
         B,
         C,
         dt_out,
         dA_cumsum,
-        step.cu_seqlens,
+        step.cu_seqlens if one_chunk else step.cu_chunk_seqlens,
         layer.ssm_state,
         step.slots,
         step.has_initial_state,
         out,
         max_tokens,
         D=layer.D,
+        last_chunk_indices=None if one_chunk else step.last_chunk_indices,
     )
 
 

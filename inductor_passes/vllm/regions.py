@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -12,11 +13,11 @@ from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compiled_region import (
     CompiledRegion,
     compile_region,
-    compile_region_of_one_chunk,
+    compile_region_in_one_pass,
     compile_region_with_checkpoints,
 )
 from inductor_passes.vllm.decline import counters
-from inductor_passes.vllm.direct_region import direct_region_of_one_chunk
+from inductor_passes.vllm.direct_region import direct_region_in_one_pass
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region_inputs import LayerShape
 from inductor_passes.vllm.self_check import check_against, self_check
@@ -28,8 +29,8 @@ _regions: dict[tuple[LayerShape, bool, Options], Region | Exception] = {}
 _recordings: list[Recording] = []
 
 
-# Longest sequences of the one-pass kernels that are built, ascending. Beyond them the staged kernels are as fast.
-ONE_CHUNK_TOKENS = (32, 64)
+# Longest sequences for which the one-pass kernels are built, ascending. Beyond them the staged kernels are as fast.
+ONE_PASS_TOKENS = (32, 64)
 
 Run = Callable[[list[Any]], Any]
 
@@ -39,35 +40,36 @@ class Region:
 
     Attributes:
         shape: of the layers. run, run_with_checkpoints: see `CompiledRegion`.
-        one_chunk: longest sequence and `run` of the regions for sequences of one chunk, ascending.
+        one_pass: longest sequence, whether each must be one chunk, and `run` of the regions for short sequences; the
+            first that fits is the fastest.
         row_bytes: what divides the size of a token's row in both activations.
         misaligned: bits of an address that must be zero.
     """
 
-    __slots__ = ("misaligned", "one_chunk", "row_bytes", "run", "run_with_checkpoints", "shape")
+    __slots__ = ("misaligned", "one_pass", "row_bytes", "run", "run_with_checkpoints", "shape")
 
     def __init__(
-        self, compiled: CompiledRegion, with_checkpoints: CompiledRegion | None, one_chunk: list[CompiledRegion]
+        self, compiled: CompiledRegion, with_checkpoints: CompiledRegion | None, one_pass: list[CompiledRegion]
     ) -> None:
         self.shape = compiled.shape
         self.run: Run = compiled.run
         self.run_with_checkpoints: Run | None = None
         if with_checkpoints is not None:
             self.run_with_checkpoints = with_checkpoints.run
-        self.one_chunk = tuple((region.max_tokens or 0, region.run) for region in one_chunk)
+        self.one_pass = tuple((region.max_tokens or 0, region.one_chunk, region.run) for region in one_pass)
         self.row_bytes = math.gcd(self.shape.projected, self.shape.inner) * self.shape.dtype.itemsize
         self.misaligned = 0 if self.shape.device.type == "cpu" else 15
 
-    def run_for(self, max_tokens: int | None) -> Run:
+    def run_for(self, max_tokens: int, one_chunk: bool) -> Run:
         """What runs a step without checkpoints.
 
         Args:
-            max_tokens: no sequence of the step is longer, and each is one chunk; None if one is more than a chunk.
+            max_tokens: no sequence of the step is longer.
+            one_chunk: whether each is one chunk.
         """
-        if max_tokens is not None:
-            for most, run in self.one_chunk:
-                if max_tokens <= most:
-                    return run
+        for most, only_one_chunk, run in self.one_pass:
+            if max_tokens <= most and (one_chunk or not only_one_chunk):
+                return run
         return self.run
 
 
@@ -111,18 +113,20 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
             write_down(region, Path(options.dump))
         if options.self_check:
             self_check(region)
-    one_chunk = _make_one_chunk(compiled[0], options) if options.one_chunk else []
-    shortcut = f"; up to {one_chunk[-1].max_tokens} new tokens of a chunk run in one pass" if one_chunk else ""
+    one_pass = _make_one_pass(compiled[0], options) if options.one_pass else []
+    shortcut = f"; up to {one_pass[-1].max_tokens} new tokens run in one pass" if one_pass else ""
     logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(compiled[0]), shortcut)
-    return Region(compiled[0], compiled[1] if checkpoints else None, one_chunk)
+    return Region(compiled[0], compiled[1] if checkpoints else None, one_pass)
 
 
-def _make_one_chunk(general: CompiledRegion, options: Options) -> list[CompiledRegion]:
+def _make_one_pass(general: CompiledRegion, options: Options) -> list[CompiledRegion]:
     made: list[CompiledRegion] = []
+    # What knows that each sequence is one chunk is faster on a GPU. On a CPU both are the same code.
+    forms = (False,) if general.shape.device.type == "cpu" else (True, False)
     try:
-        for max_tokens in ONE_CHUNK_TOKENS:
+        for max_tokens, one_chunk in itertools.product(ONE_PASS_TOKENS, forms):
             if max_tokens <= general.shape.chunk_size:
-                region = _one_chunk(general.shape, max_tokens, options)
+                region = _one_pass(general.shape, max_tokens, one_chunk, options)
                 if options.dump:
                     write_down(region, Path(options.dump))
                 if options.self_check:
@@ -133,10 +137,10 @@ def _make_one_chunk(general: CompiledRegion, options: Options) -> list[CompiledR
     return made
 
 
-def _one_chunk(shape: LayerShape, max_tokens: int, options: Options) -> CompiledRegion:
+def _one_pass(shape: LayerShape, max_tokens: int, one_chunk: bool, options: Options) -> CompiledRegion:
     if shape.device.type == "cuda" and not options.cpp_host_code:
-        return direct_region_of_one_chunk(shape, max_tokens)
-    return compile_region_of_one_chunk(shape, max_tokens, cpp_host_code=options.cpp_host_code)
+        return direct_region_in_one_pass(shape, max_tokens, one_chunk)
+    return compile_region_in_one_pass(shape, max_tokens, one_chunk, cpp_host_code=options.cpp_host_code)
 
 
 def _name(shape: LayerShape) -> str:

@@ -27,12 +27,21 @@ class StepPlan:
         decline: why vLLM's own code runs, or None.
         tensors: of the sequences in prefill. checkpoints: of the states kept in the middle of them, or None.
         sizes: nseqs, nchunks, ntiles, slots_stride; see `Sizes`.
-        max_tokens: no sequence is longer; None if one of them is more than one chunk.
+        max_tokens: no sequence is longer. one_chunk: whether each is one chunk.
         num_decode_tokens: tokens in front of those in prefill.
         without_prefill: metadata in which only the decodes are left, or None if there are none.
     """
 
-    __slots__ = ("checkpoints", "decline", "max_tokens", "num_decode_tokens", "sizes", "tensors", "without_prefill")
+    __slots__ = (
+        "checkpoints",
+        "decline",
+        "max_tokens",
+        "num_decode_tokens",
+        "one_chunk",
+        "sizes",
+        "tensors",
+        "without_prefill",
+    )
 
     def __init__(self, metadata: Any, device: torch.device) -> None:
         self.num_decode_tokens: int = metadata.num_decode_tokens
@@ -42,7 +51,7 @@ class StepPlan:
         self.decline: Decline | None = None
         if found and metadata.cu_chunk_seqlen_p is found[0].cu_chunk_seqlens and _alike(slots, found[0].slots):
             # Another group of the same step: only its slots are others.
-            tensors, self.sizes, self.max_tokens = found
+            tensors, self.sizes, self.max_tokens, self.one_chunk = found
             self.tensors: StepTensors = tensors._replace(slots=slots)
         else:
             self.tensors = _step_tensors(metadata, slots)
@@ -50,9 +59,9 @@ class StepPlan:
             if self.decline is None:
                 nseqs, nchunks = slots.shape[0], self.tensors.seq_idx.shape[0]
                 self.sizes = (nseqs, nchunks, self.tensors.tile_sequence.shape[0], slots.stride(0))
-                self.max_tokens = _longest(metadata) if nseqs == nchunks else None
+                self.max_tokens, self.one_chunk = _longest(metadata), nseqs == nchunks
                 if tiles and self.checkpoints is None:
-                    tiles[_ATTRIBUTE] = (self.tensors, self.sizes, self.max_tokens)
+                    tiles[_ATTRIBUTE] = (self.tensors, self.sizes, self.max_tokens, self.one_chunk)
         self.without_prefill = _without_prefill(metadata) if metadata.num_decodes > 0 else None
 
 

@@ -30,7 +30,7 @@ def write_down(region: CompiledRegion, folder: Path) -> None:
     shape = region.shape
     kind = "checkpoints" if region.checkpoints else "prefill"
     if region.max_tokens is not None:
-        kind = f"one_chunk_of_{region.max_tokens}"
+        kind = f"one_pass_of_{region.max_tokens}" + ("_in_one_chunk" if region.one_chunk else "")
     size = f"{shape.nheads}x{shape.headdim}x{shape.dstate}"
     target = folder / f"{kind}_{os.getpid()}_{size}_{shape.device.type}"
     try:

@@ -1,4 +1,4 @@
-"""The convolution and, beside it in the same launch, the running sums of a batch whose sequences are one chunk each.
+"""The convolution and, beside it in the same launch, the running sums of the chunks.
 
 Neither needs the other, and together they are what has to be known before the one-pass continuation.
 """
@@ -18,7 +18,14 @@ BLOCKS_OF_HEADS = 2  # a program's, one after the other
 
 @triton.jit(
     do_not_specialize=["ntiles", "num_slots", "stride_slots", "stride_has"],
-    do_not_specialize_on_alignment=["cu_seqlens_ptr", "slots_ptr", "has_ptr", "tile_sequence_ptr", "tile_offset_ptr"],
+    do_not_specialize_on_alignment=[
+        "cu_seqlens_ptr",
+        "slots_ptr",
+        "has_ptr",
+        "tile_sequence_ptr",
+        "tile_offset_ptr",
+        "cu_chunk_seqlens_ptr",
+    ],
 )
 def conv_cumsum_kernel(
     # Pointers; see `causal_conv_tiled_kernel` and `chunk_cumsum_kernel`
@@ -35,6 +42,7 @@ def conv_cumsum_kernel(
     dt_ptr,
     A_ptr,
     dt_bias_ptr,
+    cu_chunk_seqlens_ptr,
     dt_out_ptr,  # written
     dA_cumsum_ptr,  # written
     # Sizes and strides, in elements; the first five vary from call to call
@@ -102,7 +110,7 @@ def conv_cumsum_kernel(
                 dt_ptr,
                 A_ptr,
                 dt_bias_ptr,
-                cu_seqlens_ptr,
+                cu_chunk_seqlens_ptr,
                 dt_out_ptr,
                 dA_cumsum_ptr,
                 stride_dt_token,

@@ -5,7 +5,7 @@ from mamba_ops.ops.chunk_cumsum import chunk_cumsum
 from mamba_ops.ops.chunk_scan import chunk_scan
 from mamba_ops.ops.chunk_state import chunk_state
 from mamba_ops.ops.masked_gather import masked_gather
-from mamba_ops.ops.one_chunk import one_chunk_scan
+from mamba_ops.ops.one_pass import one_pass_scan
 from mamba_ops.ops.opaque import read_real_buffers
 from mamba_ops.ops.state_passing import state_passing, state_passing_indexed, state_passing_update
 
@@ -15,7 +15,7 @@ __all__ = [
     "chunk_scan",
     "chunk_state",
     "masked_gather",
-    "one_chunk_scan",
+    "one_pass_scan",
     "state_passing",
     "state_passing_indexed",
     "state_passing_update",

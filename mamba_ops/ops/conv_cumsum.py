@@ -1,4 +1,4 @@
-"""The convolution and the running sums of one-chunk sequences as one op, so that they are one launch."""
+"""The convolution and the running sums as one op, so that they are one launch."""
 
 import torch
 import triton
@@ -31,17 +31,19 @@ def conv_cumsum(
     chunk_size: int,
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
+    cu_chunk_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`causal_conv_tiled` and `chunk_cumsum` with `cu_seqlens` as the chunks; the same bits in one launch.
+    """`causal_conv_tiled` and `chunk_cumsum`; the same bits in one launch.
 
     Args:
         x, weight, bias, cu_seqlens, conv_state, slots, has_initial_state, tile_sequence, tile_offset: as of
             `causal_conv_tiled`. An empty sequence is padding.
-        dt, A, chunk_size, dt_bias, dt_softplus: as of `chunk_cumsum`. No sequence has more than chunk_size tokens.
+        dt, A, chunk_size, dt_bias, dt_softplus: as of `chunk_cumsum`.
+        cu_chunk_seqlens: (nchunks + 1,) int32, as of `chunk_cumsum`. None: each sequence is one chunk.
 
     Returns:
-        (convolved, dA_cumsum, dt_out): (ntokens, conv_dim), dtype of x; (nseqs, nheads, chunk_size) FP32 twice.
-        The rows of an empty sequence in the last two are not defined.
+        (convolved, dA_cumsum, dt_out): (ntokens, conv_dim), dtype of x; (nchunks, nheads, chunk_size) FP32 twice.
+        The rows of an empty chunk in the last two are not defined.
 
     Raises:
         ValueError, TypeError: an argument that does not fit; nothing has been written. On a GPU the values in
@@ -49,7 +51,8 @@ def conv_cumsum(
     """
     convolution = (x, weight, bias, cu_seqlens, conv_state, slots, has_initial_state, tile_sequence, tile_offset)
     conv_checks.causal_conv_tiled(*convolution, max_width=conv_kernel.BLOCK_TOKENS + 1)
-    conv_checks.conv_cumsum(x, cu_seqlens, dt, A, chunk_size, dt_bias)
+    chunks = cu_seqlens if cu_chunk_seqlens is None else cu_chunk_seqlens
+    conv_checks.conv_cumsum(x, chunks, dt, A, chunk_size, dt_bias)
     if not runs_kernels(x):
         convolved, dA_cumsum, dt_out = _conv_cumsum_cpu(
             x,
@@ -64,12 +67,13 @@ def conv_cumsum(
             chunk_size,
             dt_bias,
             dt_softplus,
+            cu_chunk_seqlens,
         )
         return convolved, dA_cumsum, dt_out
-    nseqs, nheads = slots.shape[0], dt.shape[1]
+    nchunks, nheads = chunks.shape[0] - 1, dt.shape[1]
     convolved = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    dt_out = torch.empty((nseqs, nheads, chunk_size), dtype=torch.float32, device=x.device)
-    dA_cumsum = torch.empty((nseqs, nheads, chunk_size), dtype=torch.float32, device=x.device)
+    dt_out = torch.empty((nchunks, nheads, chunk_size), dtype=torch.float32, device=x.device)
+    dA_cumsum = torch.empty((nchunks, nheads, chunk_size), dtype=torch.float32, device=x.device)
     conv_cumsum_launch(
         x,
         weight,
@@ -84,6 +88,7 @@ def conv_cumsum(
         dt,
         A,
         dt_bias,
+        chunks,
         dt_out,
         dA_cumsum,
         dt_softplus,
@@ -105,13 +110,14 @@ def conv_cumsum_launch(
     dt: Tensor,
     A: Tensor,
     dt_bias: Tensor | None,
+    cu_chunk_seqlens: Tensor,
     dt_out: Tensor,
     dA_cumsum: Tensor,
     dt_softplus: bool,
 ) -> Launch:
     """The launch behind `conv_cumsum`, with its arguments and its results, which are written."""
     conv_dim, width = weight.shape
-    nseqs, nheads, chunk_size = dt_out.shape
+    nchunks, nheads, chunk_size = dt_out.shape
     ntiles = tile_sequence.shape[0]
     arguments = (
         x,
@@ -127,6 +133,7 @@ def conv_cumsum_launch(
         dt,
         A,
         dt_bias,
+        cu_chunk_seqlens,
         dt_out,
         dA_cumsum,
         ntiles,
@@ -159,7 +166,7 @@ def conv_cumsum_launch(
     }
     heads = kernel.BLOCK_HEADS * kernel.BLOCKS_OF_HEADS
     blocks = max(triton.cdiv(conv_dim, conv_kernel.BLOCK_CHANNELS), triton.cdiv(nheads, heads))
-    return Launch(kernel.conv_cumsum_kernel, (ntiles + nseqs, blocks), arguments, constants)
+    return Launch(kernel.conv_cumsum_kernel, (ntiles + nchunks, blocks), arguments, constants)
 
 
 @custom_op("mamba_ops::conv_cumsum_cpu", mutates_args={"conv_state"}, device_types="cpu")
@@ -176,14 +183,19 @@ def _conv_cumsum_cpu(
     chunk_size: int,
     dt_bias: Tensor | None,
     dt_softplus: bool,
+    cu_chunk_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_sequences_in_place(cu_seqlens, x.shape[0], chunk_size, slots, conv_state.shape[0])
-    present = (cu_seqlens.diff() > 0).nonzero().squeeze(1)
-    cu_chunk_seqlens = torch.cat((cu_seqlens[:1], cu_seqlens[1:][present]))
-    steps = cpu.chunk_cumsum(dt, A, cu_chunk_seqlens, chunk_size, dt_bias, dt_softplus)
-    dA_cumsum, dt_out = (
-        step.new_zeros((slots.shape[0], *step.shape[1:])).index_copy_(0, present, step) for step in steps
-    )
+    most = chunk_size if cu_chunk_seqlens is None else None
+    check_sequences_in_place(cu_seqlens, x.shape[0], most, slots, conv_state.shape[0])
+    if cu_chunk_seqlens is None:
+        present = (cu_seqlens.diff() > 0).nonzero().squeeze(1)
+        chunks = torch.cat((cu_seqlens[:1], cu_seqlens[1:][present]))
+        dA_cumsum, dt_out = (
+            step.new_zeros((slots.shape[0], *step.shape[1:])).index_copy_(0, present, step)
+            for step in cpu.chunk_cumsum(dt, A, chunks, chunk_size, dt_bias, dt_softplus)
+        )
+    else:
+        dA_cumsum, dt_out = cpu.chunk_cumsum(dt, A, cu_chunk_seqlens, chunk_size, dt_bias, dt_softplus)
     history = conv_state[:, :, : weight.shape[1] - 1]
     convolved = causal_conv_unchecked(x, weight, bias, cu_seqlens, history, slots, has_initial_state, slots)
     return convolved, dA_cumsum, dt_out
@@ -203,8 +215,10 @@ def _(
     chunk_size: int,
     dt_bias: Tensor | None,
     dt_softplus: bool,
+    cu_chunk_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (slots.shape[0], dt.shape[1], chunk_size)
+    nchunks = (cu_seqlens if cu_chunk_seqlens is None else cu_chunk_seqlens).shape[0] - 1
+    shape = (nchunks, dt.shape[1], chunk_size)
     return (
         x.new_empty(x.shape),
         dt.new_empty(shape, dtype=torch.float32),

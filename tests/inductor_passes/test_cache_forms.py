@@ -182,7 +182,7 @@ def test_exactly_the_declared_arguments_are_written():
     }
     declared = {
         "chunk_scan": {"out"},
-        "one_chunk_scan": {"out", "state_cache"},
+        "one_pass_scan": {"out", "state_cache"},
         "state_passing_update": {"state_cache"},
         "state_passing_indexed": {"state_cache"},
     }

@@ -255,20 +255,20 @@ def test_exactly_the_declared_arguments_are_mutated():
     assert all(written == {"entering_ptr", "final_ptr"} for name, written in mutations.found if "passing" in name)
 
 
-def one_chunk(conv_in, weight, dt, head, cu_seqlens, slots, has, tiles, conv_state, state_cache, out):
-    """A layer's prefill of one-chunk sequences, in one pass."""
+def one_pass(conv_in, weight, dt, head, cu_seqlens, slots, has, tiles, conv_state, state_cache, out, last=None):
+    """A layer's prefill of short sequences, in one pass."""
     sequences = (cu_seqlens, conv_state, slots, has, tiles, tiles)
-    convolved, dA, steps = conv_cumsum(conv_in, weight, None, *sequences, dt, head, CHUNK_SIZE, head, True)
+    convolved, dA, steps = conv_cumsum(conv_in, weight, None, *sequences, dt, head, CHUNK_SIZE, head, True, cu_seqlens)
     x, B, C = convolved.split([NHEADS * ROW[1], ROW[2], ROW[2]], dim=1)
     x, B, C = x.unflatten(1, (NHEADS, ROW[1])), B.unflatten(1, (1, ROW[2])), C.unflatten(1, (1, ROW[2]))
-    ops.one_chunk_scan(x, B, C, steps, dA, cu_seqlens, state_cache, slots, has, out, 16, head)
+    ops.one_pass_scan(x, B, C, steps, dA, cu_seqlens, state_cache, slots, has, out, 16, head, last)
 
 
 def staged_convolution(conv_in, weight, dt, head, cu_seqlens, slots, has, tiles, conv_state, state_cache, out):
     return causal_conv_tiled(conv_in, weight, None, cu_seqlens, conv_state, slots, has, tiles, tiles)
 
 
-def one_chunk_inputs(slot_padding):
+def one_pass_inputs(slot_padding):
     empty = functools.partial(torch.empty, device="cuda")
     inputs, ntokens, conv_dim = fake_inputs(slot_padding=slot_padding), 40, NHEADS * ROW[1] + 2 * ROW[2]
     projected = empty(ntokens, conv_dim + NHEADS, dtype=torch.bfloat16)
@@ -286,15 +286,17 @@ def one_chunk_inputs(slot_padding):
 @pytest.mark.fault(17)
 @pytest.mark.parametrize("slot_padding", [0, 4096])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_one_chunk_sequences_are_two_launches(slot_padding, dynamic):
+@pytest.mark.parametrize("one_chunk", [False, True])
+def test_one_pass_is_two_launches(slot_padding, dynamic, one_chunk):
     """Both kernels write what they say they write; neither cache is cloned or written back, nor is the output."""
     mutations = Mutations()
     options = {"post_grad_custom_post_pass": mutations}
-    compiled = torch.compile(one_chunk, fullgraph=True, dynamic=dynamic, options=options)
-    _, (code,) = stop_at_code(compiled, *one_chunk_inputs(slot_padding))
+    compiled = torch.compile(one_pass, fullgraph=True, dynamic=dynamic, options=options)
+    last = [] if one_chunk else [torch.empty(3, dtype=torch.int32, device="cuda")]
+    _, (code,) = stop_at_code(compiled, *one_pass_inputs(slot_padding), *last)
     assert mutations.found == [
         ("conv_cumsum_kernel", {"state_ptr", "out_ptr", "dt_out_ptr", "dA_cumsum_ptr"}),
-        ("one_chunk_kernel", {"state_ptr", "out_ptr"}),
+        ("one_pass_kernel", {"state_ptr", "out_ptr"}),
     ]
     text = body(code)
     assert text.count(".run(") == 2
@@ -307,7 +309,7 @@ def test_one_chunk_sequences_are_two_launches(slot_padding, dynamic):
 def test_the_convolution_is_one_launch():
     mutations = Mutations()
     compiled = torch.compile(staged_convolution, fullgraph=True, options={"post_grad_custom_post_pass": mutations})
-    _, (code,) = stop_at_code(compiled, *one_chunk_inputs(16))
+    _, (code,) = stop_at_code(compiled, *one_pass_inputs(16))
     assert mutations.found == [("causal_conv_tiled_kernel", {"state_ptr", "out_ptr"})]
     assert body(code).count(".run(") == 1
     assert not re.search(r"clone|copy_\(", body(code))

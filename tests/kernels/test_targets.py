@@ -43,7 +43,7 @@ KERNELS = {
     "masked_gather_kernel": {"rows_ptr"},
     "causal_conv_tiled_kernel": {"state_ptr", "out_ptr"},
     "conv_cumsum_kernel": {"state_ptr", "out_ptr", "dt_out_ptr", "dA_cumsum_ptr"},
-    "one_chunk_kernel": {"state_ptr", "out_ptr"},
+    "one_pass_kernel": {"state_ptr", "out_ptr"},
 }
 # Longest sequences that the kernel in one pass is compiled for.
 MAX_TOKENS = (32, 64)
@@ -81,9 +81,11 @@ def _launch_nodes(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch
         ops.chunk_scan(cb, x, dt_out, dA_cumsum, B, entering, ints, out, head, x)
         convolution = (wide, taps, wide[0], ints, conv_cache, ints[1:], has[1:], ints, ints)
         convolved = causal_conv_tiled(*convolution)
-        more, dA_cumsum, dt_out = conv_cumsum(*convolution, dt, head, chunk_size, head, True)
+        more, dA_cumsum, dt_out = conv_cumsum(*convolution, dt, head, chunk_size, head, True, ints)
         for max_tokens in sorted({min(most, chunk_size) for most in MAX_TOKENS}):
-            ops.one_chunk_scan(x, B, B, dt_out, dA_cumsum, ints, cache, ints[1:], has[1:], out, max_tokens, head)
+            for last in (None, ints[1:]):
+                sequences = (ints, cache, ints[1:], has[1:])
+                ops.one_pass_scan(x, B, B, dt_out, dA_cumsum, *sequences, out, max_tokens, head, last)
         return [out, final, convolved, more]
 
     def tensor(*size: int, dtype: torch.dtype = dtype) -> Tensor:

@@ -20,7 +20,7 @@ FIXES_THE_DEVICE = {
     "state_passing_indexed": "states",
     "chunk_scan": "x",
     "masked_gather": "state_cache",
-    "one_chunk_scan": "x",
+    "one_pass_scan": "x",
     "causal_conv_tiled": "x",
     "conv_cumsum": "x",
 }
@@ -36,7 +36,7 @@ def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     states = torch.zeros(3, *SMALL.row)
     slots = torch.tensor([1, 2])
     cache = make_cache(4).view
-    one_chunk = torch.zeros(2, 4, 64)
+    one_chunk_each = torch.zeros(2, 4, 64)
     sequences = {"cu_seqlens": batch.metadata.cu_seqlens, "slots": slots, "has_initial_state": slots > 1}
     convolution = {
         "x": torch.randn(70, 24),
@@ -86,23 +86,36 @@ def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             },
         ),
         "masked_gather": (ops.masked_gather, {"state_cache": cache, "slots": slots, "has_initial_state": slots > 1}),
-        "one_chunk_scan": (
-            ops.one_chunk_scan,
+        "one_pass_scan": (
+            ops.one_pass_scan,
             {
                 "x": x,
                 "B": B,
                 "C": C,
-                "dt_out": one_chunk,
-                "dA_cumsum": one_chunk,
-                **sequences,
+                "dt_out": one_chunk_each,
+                "dA_cumsum": one_chunk_each,
+                "cu_chunk_seqlens": batch.metadata.cu_seqlens,
+                "slots": slots,
+                "has_initial_state": slots > 1,
                 "state_cache": cache,
                 "out": torch.zeros(70, 4, 16),
                 "max_tokens": 40,
                 "D": torch.zeros(4),
+                "last_chunk_indices": slots.int() - 1,
             },
         ),
         "causal_conv_tiled": (causal_conv_tiled, convolution),
-        "conv_cumsum": (conv_cumsum, {**convolution, "dt": dt, "A": A, "chunk_size": 64, "dt_bias": torch.zeros(4)}),
+        "conv_cumsum": (
+            conv_cumsum,
+            {
+                **convolution,
+                "dt": dt,
+                "A": A,
+                "chunk_size": 64,
+                "dt_bias": torch.zeros(4),
+                "cu_chunk_seqlens": batch.metadata.cu_seqlens,
+            },
+        ),
     }
 
 
@@ -128,33 +141,36 @@ def copies_of_written(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: arguments[name].clone() for name in WRITTEN if name in arguments}
 
 
-@pytest.mark.parametrize("op", ["one_chunk_scan", "causal_conv_tiled", "conv_cumsum"])
+@pytest.mark.parametrize("op", ["one_pass_scan", "causal_conv_tiled", "conv_cumsum"])
 def test_offsets_that_do_not_fit_the_tokens(op: str) -> None:
+    """Offsets of sequences, which are those of chunks where each sequence is one."""
     run, good = op_calls()[op]
     before = copies_of_written(good)
+    chunks = {"one_pass_scan": {"last_chunk_indices": None}, "conv_cumsum": {"cu_chunk_seqlens": None}}.get(op, {})
+    name = "cu_chunk_seqlens" if op == "one_pass_scan" else "cu_seqlens"
     cases = [([1, 40, 70], "starts at 1"), ([0, 40, 39], "decreases to 39"), ([0, 36, 71], "ends at 71; there are 70")]
-    if op == "one_chunk_scan":
+    if op == "one_pass_scan":
         cases += [([0, 41, 70], "41 tokens in sequence 0; allowed: up to 40")]
     if op == "conv_cumsum":
         cases += [([0, 5, 70], "65 tokens in sequence 1; allowed: up to 64")]
     for values, message in cases:
-        with pytest.raises(ValueError, match=f"^cu_seqlens: {message}"):
-            run(**{**good, "cu_seqlens": torch.tensor(values, dtype=torch.int32)})
+        with pytest.raises(ValueError, match=f"^{name}: {message}"):
+            run(**{**good, **chunks, name: torch.tensor(values, dtype=torch.int32)})
     assert_same(copies_of_written(good), before)
 
 
 @pytest.mark.parametrize(
     ("op", "name", "value", "message"),
     [
-        ("one_chunk_scan", "max_tokens", 0, "0; allowed: 1 to 64"),
-        ("one_chunk_scan", "max_tokens", 65, "65; allowed: 1 to 64"),
-        ("one_chunk_scan", "B", torch.zeros(70, 2, 257), "dstate 257; allowed: up to 256"),
-        ("one_chunk_scan", "B", torch.zeros(70, 3, 16), "3 groups for 4 heads"),
-        ("one_chunk_scan", "C", torch.zeros(70, 2, 32)[..., ::2], "stride 2 in the last dimension"),
-        ("one_chunk_scan", "out", torch.zeros(1, 4, 16).expand(70, 4, 16), "elements of an output may not overlap"),
-        ("one_chunk_scan", "D", torch.zeros(4, 32)[:, ::2], "stride 2 in the last dimension"),
-        ("one_chunk_scan", "state_cache", torch.zeros(4, 4, 16, 32)[..., ::2], "each slot or row must be dense"),
-        ("one_chunk_scan", "state_cache", torch.zeros(1, 4, 16, 16).expand(4, -1, -1, -1), "slots of 1024 elements"),
+        ("one_pass_scan", "max_tokens", 0, "0; allowed: 1 to 64"),
+        ("one_pass_scan", "max_tokens", 65, "65; allowed: 1 to 64"),
+        ("one_pass_scan", "B", torch.zeros(70, 2, 257), "dstate 257; allowed: up to 256"),
+        ("one_pass_scan", "B", torch.zeros(70, 3, 16), "3 groups for 4 heads"),
+        ("one_pass_scan", "C", torch.zeros(70, 2, 32)[..., ::2], "stride 2 in the last dimension"),
+        ("one_pass_scan", "out", torch.zeros(1, 4, 16).expand(70, 4, 16), "elements of an output may not overlap"),
+        ("one_pass_scan", "D", torch.zeros(4, 32)[:, ::2], "stride 2 in the last dimension"),
+        ("one_pass_scan", "state_cache", torch.zeros(4, 4, 16, 32)[..., ::2], "each slot or row must be dense"),
+        ("one_pass_scan", "state_cache", torch.zeros(1, 4, 16, 16).expand(4, -1, -1, -1), "slots of 1024 elements"),
         ("causal_conv_tiled", "weight", torch.zeros(24, 10), "width 10; allowed: 2 to 9"),
         ("causal_conv_tiled", "weight", torch.zeros(24, 1), "a width of at least 2"),
         ("causal_conv_tiled", "weight", torch.zeros(24, 8)[:, ::2], "it must be contiguous"),
@@ -184,6 +200,35 @@ def test_chunk_offsets_that_do_not_fit_the_tokens(op: str) -> None:
             run(**{**good, "cu_chunk_seqlens": torch.tensor(values, dtype=torch.int32)})
 
 
+@pytest.mark.parametrize("op", ["one_pass_scan", "conv_cumsum"])
+def test_chunks_of_short_sequences_that_do_not_fit(op: str) -> None:
+    run, good = op_calls()[op]
+    before = copies_of_written(good)
+    cases = [([1, 40, 70], "starts at 1"), ([0, 40, 39], "decreases to 39"), ([0, 36, 71], "there are 70 tokens")]
+    cases += [([0, 41, 70], "a chunk holds at most max_tokens = 40")] if op == "one_pass_scan" else []
+    cases += [([0, 5, 70], "a chunk holds at most chunk_size = 64")] if op == "conv_cumsum" else []
+    for values, message in cases:
+        with pytest.raises(ValueError, match=f"^cu_chunk_seqlens: .*{message}"):
+            run(**{**good, "cu_chunk_seqlens": torch.tensor(values, dtype=torch.int32)})
+    assert_same(copies_of_written(good), before)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([0, 2], "2 for sequence 1; there are 2 chunks"),
+        ([1, 0], "decreases to 0 at sequence 1"),
+        ([0, 0], "sequences have 1 chunks in all; there are 2 with tokens"),
+    ],
+)
+def test_last_chunks_of_short_sequences_that_do_not_fit(values: list[int], message: str) -> None:
+    run, good = op_calls()["one_pass_scan"]
+    before = copies_of_written(good)
+    with pytest.raises(ValueError, match=f"^last_chunk_indices: {message}"):
+        run(**{**good, "last_chunk_indices": torch.tensor(values, dtype=torch.int32)})
+    assert_same(copies_of_written(good), before)
+
+
 @pytest.mark.parametrize("op", ["state_passing", "state_passing_update", "state_passing_indexed"])
 def test_last_chunks_that_do_not_exist(op: str) -> None:
     run, good = op_calls()[op]
@@ -200,7 +245,7 @@ def test_last_chunks_that_do_not_exist(op: str) -> None:
         ("state_passing_indexed", "write_slots"),
         ("state_passing_indexed", "read_slots"),
         ("masked_gather", "slots"),
-        ("one_chunk_scan", "slots"),
+        ("one_pass_scan", "slots"),
         ("causal_conv_tiled", "slots"),
         ("conv_cumsum", "slots"),
     ],
@@ -220,7 +265,7 @@ def test_slots_out_of_range(op: str, name: str, slot: int, dtype: torch.dtype) -
     [
         ("state_passing_update", "write_slots"),
         ("state_passing_indexed", "write_slots"),
-        ("one_chunk_scan", "slots"),
+        ("one_pass_scan", "slots"),
         ("causal_conv_tiled", "slots"),
         ("conv_cumsum", "slots"),
     ],

@@ -45,9 +45,9 @@ def arguments_of_every_op(state_dtype: torch.dtype) -> dict[str, tuple[Any, tupl
     offsets = torch.tensor([0, 15, 15, 25], dtype=torch.int32)
     conv_state = torch.randn(6, 5, wide.shape[1]).transpose(1, 2)  # room for two tokens more
     convolution = (wide, torch.randn(wide.shape[1], 4), None, offsets, conv_state, slots, has, offsets, offsets)
-    one_chunk = ops.chunk_cumsum(steps[0], steps[1], torch.tensor([0, 15, 25, 25]).int(), chunk_size)
-    one_chunk = [step[[0, 2, 1]] for step in one_chunk[::-1]]
-    one_pass = (x, B, C, *one_chunk, offsets, cache, slots, has, torch.zeros(25, nheads, headdim), 15)
+    one_chunk_each = ops.chunk_cumsum(steps[0], steps[1], torch.tensor([0, 15, 25, 25]).int(), chunk_size)
+    one_chunk_each = [step[[0, 2, 1]] for step in one_chunk_each[::-1]]
+    one_pass = (x, B, C, *one_chunk_each, offsets, cache, slots, has, torch.zeros(25, nheads, headdim), 15)
     return {
         "chunk_cumsum": (ops.chunk_cumsum, steps),
         "chunk_state": (ops.chunk_state, (B, x, dt_out, dA_cumsum, cu)),
@@ -57,7 +57,7 @@ def arguments_of_every_op(state_dtype: torch.dtype) -> dict[str, tuple[Any, tupl
         "state_passing_indexed": (ops.state_passing_indexed, (states, dA_cumsum, last, cache, slots, has, slots)),
         "chunk_scan": (ops.chunk_scan, (*scan, torch.randn(nheads), torch.randn(25, nheads, headdim))),
         "masked_gather": (ops.masked_gather, (cache, slots, has)),
-        "one_chunk_scan": (ops.one_chunk_scan, (*one_pass, torch.randn(nheads, headdim))),
+        "one_pass_scan": (ops.one_pass_scan, (*one_pass, torch.randn(nheads, headdim))),
         "causal_conv_tiled": (causal_conv_tiled, convolution),
         "conv_cumsum": (conv_cumsum, (*convolution, *steps[:2], chunk_size, steps[4], True)),
         "checked_slots": (checked_slots, (metadata.cu_seqlens, slots, has, slots, 25, 6)),

@@ -14,11 +14,11 @@ from torch._inductor.codecache import PyCodeCache
 from inductor_passes.vllm.compiled_region import (
     CompiledRegion,
     compile_region,
-    compile_region_of_one_chunk,
+    compile_region_in_one_pass,
     compile_region_with_checkpoints,
     present,
 )
-from inductor_passes.vllm.direct_region import direct_region_of_one_chunk
+from inductor_passes.vllm.direct_region import direct_region_in_one_pass
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.region import prefill
 from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
@@ -188,19 +188,22 @@ def test_two_dtypes_in_one_buffer(device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_host_code_in_cpp(device: str) -> None:
     region = compile_region(shape_on(device), cpp_host_code=True)
-    assert "inductor_entry_impl" in region.code
+    assert "inductor_entry_impl" in "".join(region.recording.codes)
     for lengths, contexts in (([1], [0]), ([5, 70, 1, 130], [0, 64, 3, 1])):
         assert_equals_uncompiled(region, lengths, contexts)
 
 
 @pytest.mark.parametrize("max_tokens", [32, 64])
+@pytest.mark.parametrize("one_chunk", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_chunk_sequences_in_one_pass(region: CompiledRegion, max_tokens: int, dtype: torch.dtype) -> None:
+def test_short_sequences_in_one_pass(
+    region: CompiledRegion, max_tokens: int, one_chunk: bool, dtype: torch.dtype
+) -> None:
     """The same bits as in stages, whatever the number of sequences, their lengths and where their chunks begin."""
     shape = region.shape._replace(dtype=dtype, parameter_dtypes=(dtype, dtype, dtype))
-    one_pass = compile_region_of_one_chunk(shape, max_tokens)
+    one_pass = compile_region_in_one_pass(shape, max_tokens, one_chunk)
     check_against(one_pass, compile_region(shape))
-    assert_equals_uncompiled_whatever_the_sequences(one_pass, max_tokens)
+    assert_equals_uncompiled_whatever_the_sequences(one_pass)
 
 
 @pytest.mark.gpu
@@ -208,19 +211,24 @@ def test_one_chunk_sequences_in_one_pass(region: CompiledRegion, max_tokens: int
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_conv_bias", [True, False])
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_launched_by_address(max_tokens: int, dtype: torch.dtype, has_conv_bias: bool, channels_last: bool) -> None:
+@pytest.mark.parametrize("one_chunk", [True, False])
+def test_launched_by_address(
+    max_tokens: int, dtype: torch.dtype, has_conv_bias: bool, channels_last: bool, one_chunk: bool
+) -> None:
     """The same bits without PyTorch's and Triton's own code between the layer and the launches."""
     shape = shape_on("cuda:0", dtype)._replace(has_conv_bias=has_conv_bias)
     if not channels_last:
         shape = shape._replace(conv_strides=(shape.width - 1, 1))
-    assert_equals_uncompiled_whatever_the_sequences(direct_region_of_one_chunk(shape, max_tokens), max_tokens)
+    assert_equals_uncompiled_whatever_the_sequences(direct_region_in_one_pass(shape, max_tokens, one_chunk))
 
 
-def assert_equals_uncompiled_whatever_the_sequences(one_pass: CompiledRegion, max_tokens: int) -> None:
+def assert_equals_uncompiled_whatever_the_sequences(one_pass: CompiledRegion) -> None:
     rng = random.Random()
+    max_tokens = one_pass.max_tokens or 0
     for _ in range(20):
         lengths = [rng.randint(1, max_tokens) for _ in range(rng.randint(1, 17))]
-        contexts = [64 * rng.randint(0, 2) + rng.randint(0, 64 - length) for length in lengths]
+        begin = [rng.randint(0, 64 - length if one_pass.one_chunk else 63) for length in lengths]
+        contexts = [64 * rng.randint(0, 2) + first for first in begin]
         assert_equals_uncompiled(one_pass, lengths, contexts)
 
 

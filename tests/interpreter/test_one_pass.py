@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from torch import Tensor
 from torch.testing import assert_close
 
-from mamba_ops import ops
+from mamba_ops import build_chunk_metadata, ops
 from mamba_ops.kernels import causal_conv_tiled as conv_kernel
 from mamba_ops.kernels import conv_cumsum as cumsum_kernel
-from mamba_ops.kernels import one_chunk as kernel
+from mamba_ops.kernels import one_pass as kernel
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 
@@ -30,7 +30,10 @@ few = settings(max_examples=25, deadline=None)
 
 @dataclass(repr=False)  # a failing case would print whole tensors
 class Case:
-    """Sequences of at most a chunk each, from the projection on; some are empty, and name a live slot."""
+    """Sequences of few tokens, from the projection on; some are empty, and name a live slot.
+
+    Where `last_chunk_indices` is None each is one chunk; otherwise tokens may lie on both sides of a chunk's edge.
+    """
 
     sizes: tuple[int, int, int, int, int]  # nheads, headdim, dstate, ngroups, chunk_size
     max_tokens: int
@@ -50,6 +53,8 @@ class Case:
     slots: Tensor
     has_initial_state: Tensor
     cu_seqlens: Tensor
+    cu_chunk_seqlens: Tensor
+    last_chunk_indices: Tensor | None
     tile_sequence: Tensor
     tile_offset: Tensor
 
@@ -79,6 +84,9 @@ class Case:
 
     def live(self) -> Tensor:
         return torch.tensor(self.lengths) > 0
+
+    def live_chunks(self) -> Tensor:
+        return self.cu_chunk_seqlens.diff() > 0
 
     def histories(self) -> Tensor:
         """What the convolution looks at of its cache."""
@@ -145,6 +153,13 @@ def cases(draw: st.DrawFn) -> Case:
     conv_in[sum(lengths) :] = NAN
     dt[sum(lengths) :] = NAN
     softplus = draw(st.booleans())
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    cu_chunk_seqlens, last_chunk_indices = cu_seqlens, None
+    if draw(st.booleans()):
+        before_edge = st.sampled_from([0, 1, 2, 7, chunk_size // 2])
+        contexts = [chunk_size - draw(before_edge) for _ in lengths]
+        metadata = build_chunk_metadata(cu_seqlens.tolist(), chunk_size, contexts)
+        cu_chunk_seqlens, last_chunk_indices = metadata.cu_chunk_seqlens, metadata.last_chunk_indices
     return Case(
         sizes=(nheads, headdim, dstate, ngroups, chunk_size),
         max_tokens=max_tokens,
@@ -163,7 +178,9 @@ def cases(draw: st.DrawFn) -> Case:
         state_cache=state_rows.unflatten(1, (nheads, headdim, dstate)),
         slots=table[:, 0],
         has_initial_state=has,
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+        cu_seqlens=cu_seqlens,
+        cu_chunk_seqlens=cu_chunk_seqlens,
+        last_chunk_indices=last_chunk_indices,
         tile_sequence=sequence,
         tile_offset=tile,
     )
@@ -171,24 +188,27 @@ def cases(draw: st.DrawFn) -> Case:
 
 def one_pass(case: Case, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     chunk_size = case.sizes[4]
-    results = conv_cumsum(*case.convolution(), case.dt, case.A, chunk_size, case.dt_bias, case.softplus)
+    chunks = None if case.last_chunk_indices is None else case.cu_chunk_seqlens
+    results = conv_cumsum(*case.convolution(), case.dt, case.A, chunk_size, case.dt_bias, case.softplus, chunks)
     convolved, dA_cumsum, dt_out = results
     x, B, C = case.views(convolved)
-    sequences = (case.cu_seqlens, case.state_cache, case.slots, case.has_initial_state)
-    ops.one_chunk_scan(x, B, C, dt_out, dA_cumsum, *sequences, out, case.max_tokens, case.D)
+    sequences = (case.cu_chunk_seqlens, case.state_cache, case.slots, case.has_initial_state)
+    bound = (case.max_tokens, case.D, case.last_chunk_indices)
+    ops.one_pass_scan(x, B, C, dt_out, dA_cumsum, *sequences, out, *bound)
     return results
 
 
 def staged(case: Case, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The staged ops, whose empty chunks come last: only on the sequences that have tokens."""
-    live, chunk_size = case.live(), case.sizes[4]
-    cu = torch.cat([case.cu_seqlens[:1], case.cu_seqlens[1:][live]])
-    slots, has = case.slots[live], case.has_initial_state[live]
+    """The staged ops, whose empty chunks come last: where each sequence is a chunk, only those that have tokens."""
+    chunk_size, slots, has, last = case.sizes[4], case.slots, case.has_initial_state, case.last_chunk_indices
+    cu = torch.cat([case.cu_chunk_seqlens[:1], case.cu_chunk_seqlens[1:][case.live_chunks()]])
+    if last is None:
+        slots, has = slots[case.live()], has[case.live()]
+        last = torch.arange(len(slots), dtype=torch.int32)
     convolved = causal_conv_tiled(*case.convolution())
     x, B, C = case.views(convolved)
     dA_cumsum, dt_out = ops.chunk_cumsum(case.dt, case.A, cu, chunk_size, case.dt_bias, case.softplus)
     states = ops.chunk_state(B, x, dt_out, dA_cumsum, cu)
-    last = torch.arange(len(slots), dtype=torch.int32)
     entering = ops.state_passing_indexed(states, dA_cumsum, last, case.state_cache, slots, has, slots)
     ops.chunk_scan(ops.bmm_chunk(C, B, cu, chunk_size), x, dt_out, dA_cumsum, C, entering, cu, out, case.D)
     return convolved, dA_cumsum, dt_out
@@ -206,7 +226,7 @@ def assert_agrees_with_stages(case: Case) -> Case:
     ntokens = sum(case.lengths)
     assert_same(convolved[:ntokens], convolved_in_stages[:ntokens])
     for got, want in zip(steps, steps_in_stages, strict=True):
-        assert_same(got[case.live()], want)
+        assert_same(got[case.live_chunks()], want)
     assert_same(ours.conv_pool, theirs.conv_pool)
     for got, want in ((out, expected), (ours.state_pool, theirs.state_pool)):
         # FP32 sums in another order, and then perhaps another rounding: one step of the dtype, of the largest value.
@@ -264,6 +284,10 @@ def test_padding_changes_nothing(case: Case, padding: int) -> None:
     """Empty sequences at the end that name a live slot, and tiles of no sequence."""
     longer, shorter = case.with_own_caches(), case.with_own_caches()
     longer.cu_seqlens = torch.cat([case.cu_seqlens, case.cu_seqlens[-1:].expand(padding)])
+    longer.cu_chunk_seqlens = torch.cat([case.cu_chunk_seqlens, case.cu_chunk_seqlens[-1:].expand(padding)])
+    if case.last_chunk_indices is not None:
+        last = case.last_chunk_indices
+        longer.last_chunk_indices = torch.cat([last, last[-1:].expand(padding)])
     longer.slots = torch.cat([case.slots, case.slots[:1].expand(padding)])
     longer.has_initial_state = torch.cat([case.has_initial_state, torch.ones(padding, dtype=torch.bool)])
     longer.tile_sequence = torch.cat([case.tile_sequence, case.tile_sequence.new_full((padding,), -1)])

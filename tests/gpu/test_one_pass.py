@@ -1,4 +1,4 @@
-"""Prefills of one chunk in one pass on a GPU: the bits of the staged ops, nothing else touched, replayable."""
+"""Prefills of few tokens in one pass on a GPU: the bits of the staged ops, nothing else touched, replayable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from benchmarks.equality import whole_pool
 from benchmarks.inputs import FAMILIES, Shape
-from benchmarks.one_chunk import OneChunk, make_one_chunk, one_pass, staged, tiles_of
+from benchmarks.one_pass import OnePass, make_one_pass, one_pass, staged, tiles_of
 from mamba_ops import ops
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 from tests.gpu.batches import DTYPES, SMALL
@@ -40,13 +40,13 @@ def random_lengths(nseqs: int, most: int) -> list[int]:
     return lengths
 
 
-def random_batch(shape: Shape, lengths: list[int], *dtypes: torch.dtype, **options: Any) -> OneChunk:
+def random_batch(shape: Shape, lengths: list[int], *dtypes: torch.dtype, **options: Any) -> OnePass:
     """Some of the sequences are fresh, and their slots hold NaN."""
     has = [random.random() < 0.7 for _ in lengths]
-    return make_one_chunk(shape, lengths, *dtypes, has_initial_state=has, seed=random.randrange(2**31), **options)
+    return make_one_pass(shape, lengths, *dtypes, has_initial_state=has, seed=random.randrange(2**31), **options)
 
 
-def with_own_caches(batch: OneChunk) -> OneChunk:
+def with_own_caches(batch: OnePass) -> OnePass:
     """The batch over copies of the caches, padding included."""
     copies = {}
     for name in ("conv_state", "state_cache"):
@@ -59,7 +59,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
     assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def assert_equals_stages(batch: OneChunk, max_tokens: int) -> None:
+def assert_equals_stages(batch: OnePass, max_tokens: int) -> None:
     """Outputs, what lies between the two launches, and every byte of both caches; only what is owned has changed."""
     ours, theirs = with_own_caches(batch), with_own_caches(batch)
     out, expected = batch.poisoned(), batch.poisoned()
@@ -90,17 +90,28 @@ def test_same_bits_as_in_stages(shape: Shape) -> None:
             assert_equals_stages(random_batch(shape, random_lengths(nseqs, max_tokens)), max_tokens)
 
 
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_same_bits_across_the_edges_of_chunks(shape: Shape) -> None:
+    """New tokens on both sides of an edge, just before it and just behind it; some sequences have none."""
+    for max_tokens in (16, 32, 64):
+        for nseqs in (1, 3, 32):
+            lengths = random_lengths(nseqs, max_tokens)
+            contexts = [2 * shape.chunk_size - random.choice([0, 1, 2, 7, 16, length]) for length in lengths]
+            assert_equals_stages(random_batch(shape, lengths, contexts=contexts), max_tokens)
+
+
 @pytest.mark.fault(16)
 @pytest.mark.parametrize(("dtype", "state_dtype"), list(itertools.product(DTYPES, DTYPES)), ids=str)
 def test_same_bits_in_every_dtype(dtype: torch.dtype, state_dtype: torch.dtype) -> None:
     """Each pair of dtypes with one size of blocks, one form of D and one layout of the convolution's cache."""
     row = 3 * DTYPES.index(dtype) + DTYPES.index(state_dtype)
     max_tokens = (64, 32, 16)[(row + row // 3) % 3]
-    form = {"D_dims": row % 3, "channels_last": row % 2 == 0, "slot_padding": (0, 16, 4096)[row // 3]}
+    form: dict[str, Any] = {"D_dims": row % 3, "channels_last": row % 2 == 0, "slot_padding": (0, 16, 4096)[row // 3]}
     for nseqs in (1, 6, 17):
-        assert_equals_stages(
-            random_batch(SMALL, random_lengths(nseqs, max_tokens), dtype, state_dtype, **form), max_tokens
-        )
+        lengths = random_lengths(nseqs, max_tokens)
+        for contexts in (None, [SMALL.chunk_size - random.randint(0, length) for length in lengths]):
+            batch = random_batch(SMALL, lengths, dtype, state_dtype, contexts=contexts, **form)
+            assert_equals_stages(batch, max_tokens)
 
 
 @pytest.mark.parametrize("nseqs", range(1, 33))
@@ -125,13 +136,15 @@ def test_a_looser_bound_gives_the_same_bits() -> None:
         assert_same(out, expected)
 
 
-def padded(batch: OneChunk, sequences: int, tiles: int, tokens: int) -> OneChunk:
+def padded(batch: OnePass, sequences: int, tiles: int, tokens: int) -> OnePass:
     """The batch with empty sequences that name a live slot, tiles of no sequence, and tokens past the last one."""
     cu_seqlens, slots, has = batch.cu_seqlens, batch.slots, batch.has_initial_state
     fill = torch.full((tokens, batch.shape.nheads), torch.nan, dtype=batch.dt.dtype, device="cuda")
     return replace(
         batch,
         cu_seqlens=torch.cat([cu_seqlens, cu_seqlens[-1:].expand(sequences)]),
+        cu_chunk_seqlens=torch.cat([batch.cu_chunk_seqlens, cu_seqlens[-1:].expand(sequences)]),
+        last_chunk_indices=torch.cat([batch.last_chunk_indices, batch.last_chunk_indices[-1:].expand(sequences)]),
         slots=torch.cat([slots, slots[:1].expand(sequences)]),
         has_initial_state=torch.cat([has, has.new_ones(sequences)]),
         tile_sequence=torch.cat([batch.tile_sequence, batch.tile_sequence.new_full((tiles,), -1)]),
@@ -143,9 +156,12 @@ def padded(batch: OneChunk, sequences: int, tiles: int, tokens: int) -> OneChunk
 
 @pytest.mark.fault(8)
 @pytest.mark.parametrize("max_tokens", [16, 32, 64])
-def test_padding_changes_nothing(max_tokens: int) -> None:
+@pytest.mark.parametrize("one_chunk", [True, False])
+def test_padding_changes_nothing(max_tokens: int, one_chunk: bool) -> None:
     """Outputs, both caches and their padding are as without it, and rows past the last token stay as they were."""
-    batch = random_batch(SMALL, random_lengths(5, max_tokens))
+    lengths = random_lengths(5, max_tokens)
+    contexts = None if one_chunk else [SMALL.chunk_size - random.randint(0, length) for length in lengths]
+    batch = random_batch(SMALL, lengths, contexts=contexts)
     ours, theirs = with_own_caches(batch), with_own_caches(batch)
     longer = padded(ours, sequences=3, tiles=4, tokens=9)
     out, expected = longer.poisoned(), batch.poisoned()
@@ -161,7 +177,7 @@ def test_padding_changes_nothing(max_tokens: int) -> None:
 def test_slots_beyond_32_bit_offsets() -> None:
     """The last slot of two caches whose slots lie more than 2^29 elements apart, by its number and from the end."""
     stride = 2**29 + 64
-    near = make_one_chunk(SMALL, [40], seed=random.randrange(2**31))
+    near = make_one_pass(SMALL, [40], seed=random.randrange(2**31))
     expected = near.poisoned()
     begin = with_own_caches(near)
     one_pass(begin, expected, 64)
@@ -184,7 +200,7 @@ def test_slots_beyond_32_bit_offsets() -> None:
 @pytest.mark.fault(9)
 def test_a_captured_graph_follows_other_slots_masks_and_lengths() -> None:
     """Captured once; replayed with other sequences, some of them padding that names a live slot, it equals eager."""
-    static = make_one_chunk(SMALL, [64, 1, 30, 64, 20], seed=random.randrange(2**31))
+    static = make_one_pass(SMALL, [64, 1, 30, 64, 20], seed=random.randrange(2**31))
     nseqs, ntiles = static.slots.shape[0], static.tile_sequence.shape[0]
     for cache in (static.conv_state, static.state_cache):
         cache.copy_(torch.randn_like(cache))
@@ -200,6 +216,7 @@ def test_a_captured_graph_follows_other_slots_masks_and_lengths() -> None:
         static.tile_sequence.fill_(-1)[: len(tile_sequence)] = tile_sequence
         static.tile_offset.fill_(0)[: len(tile_offset)] = tile_offset
         static.cu_seqlens.copy_(torch.tensor([0, *lengths, *[0] * (nseqs - len(lengths))]).cumsum(0))
+        static.cu_chunk_seqlens.copy_(static.cu_seqlens)
         slots = torch.randperm(static.state_cache.shape[0])[: len(lengths)]
         static.slots.copy_(torch.cat([slots, slots[:1].expand(nseqs - len(lengths))]))
         static.has_initial_state.copy_(torch.rand(nseqs) < 0.5)
@@ -216,7 +233,7 @@ def test_a_captured_graph_follows_other_slots_masks_and_lengths() -> None:
 
 def test_opcheck() -> None:
     """PyTorch's own checks of an op: schema, mutation, fake tensors and compilation."""
-    batch = make_one_chunk(SMALL, [40, 7])
+    batch = make_one_pass(SMALL, [40, 7])
     for cache in (batch.conv_state, batch.state_cache):
         cache.nan_to_num_()
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
@@ -224,6 +241,6 @@ def test_opcheck() -> None:
     torch.library.opcheck(conv_cumsum, (*batch.convolution(), *steps), test_utils=tests)
     convolved, dA_cumsum, dt_out = conv_cumsum(*batch.convolution(), *steps)
     x, B, C = batch.views(convolved)
-    sequences = (batch.cu_seqlens, batch.state_cache, batch.slots, batch.has_initial_state)
+    sequences = (batch.cu_chunk_seqlens, batch.state_cache, batch.slots, batch.has_initial_state)
     arguments = (x, B, C, dt_out, dA_cumsum, *sequences, torch.zeros_like(x), 64, batch.D)
-    torch.library.opcheck(ops.one_chunk_scan, arguments, test_utils=tests)
+    torch.library.opcheck(ops.one_pass_scan, arguments, test_utils=tests)

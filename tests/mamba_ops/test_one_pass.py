@@ -1,4 +1,4 @@
-"""Prefills of one chunk in one pass on a CPU: against the FP64 recurrence, and under `torch.compile`."""
+"""Prefills of few tokens in one pass on a CPU: against the FP64 recurrence, and under `torch.compile`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import silu
 
-from mamba_ops.ops import one_chunk_scan
+from mamba_ops import build_chunk_metadata
+from mamba_ops.ops import one_pass_scan
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 from mamba_ops.reference import ssd_reference
 from tests.mamba_ops.batches import DTYPES, Cache, Shape, assert_near, assert_same, make_batch, make_cache, offsets
@@ -21,9 +22,16 @@ WIDTH = 4
 
 
 class Layer:
-    """Weights, caches and inputs for sequences of at most a chunk each."""
+    """Weights, caches and inputs for sequences of at most a chunk each; their chunks end where `contexts` says."""
 
-    def __init__(self, shape: Shape, lengths: list[int], dtype: torch.dtype, state_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        lengths: list[int],
+        dtype: torch.dtype,
+        state_dtype: torch.dtype,
+        contexts: list[int] | None = None,
+    ) -> None:
         self.shape, self.lengths = shape, lengths
         self.conv_dim = shape.nheads * shape.headdim + 2 * shape.ngroups * shape.dstate
         batch = make_batch(lengths, shape, dtype, gate=False)
@@ -42,6 +50,10 @@ class Layer:
         self.conv_state = torch.full((num_slots, WIDTH - 1, self.conv_dim), torch.nan, dtype=dtype)
         self.conv_state[continued] = torch.randn(len(continued), WIDTH - 1, self.conv_dim).to(dtype)
         self.tiles = torch.zeros(1, dtype=torch.int32)  # a CPU needs none
+        self.chunks: tuple[Tensor, Tensor] | None = None
+        if contexts is not None:
+            metadata = build_chunk_metadata(offsets(lengths), shape.chunk_size, contexts)
+            self.chunks = (metadata.cu_chunk_seqlens, metadata.last_chunk_indices)
 
     def run(self, function: Callable[..., None], cache: Cache, conv_state: Tensor, max_tokens: int) -> Tensor:
         conv_in, dt = self.projected.split([self.conv_dim, self.shape.nheads], dim=1)
@@ -57,6 +69,7 @@ class Layer:
             out,
             self.shape,
             max_tokens,
+            self.chunks,
         )
         return out
 
@@ -81,13 +94,16 @@ def one_pass(
     out: Tensor,
     shape: Shape,
     max_tokens: int,
+    chunks: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     weight, bias, A, D, dt_bias = weights
     (slots, has, tiles), (conv_state, state_cache) = sequences, caches
     convolution = (conv_in, weight, bias, cu_seqlens, conv_state, slots, has, tiles, tiles)
-    convolved, dA_cumsum, dt_out = conv_cumsum(*convolution, dt, A, shape.chunk_size, dt_bias, True)
+    cu_chunk_seqlens, last = chunks or (None, None)
+    convolved, dA_cumsum, dt_out = conv_cumsum(*convolution, dt, A, shape.chunk_size, dt_bias, True, cu_chunk_seqlens)
     x, B, C = views(convolved, shape).values()
-    one_chunk_scan(x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has, out, max_tokens, D)
+    cu = cu_seqlens if cu_chunk_seqlens is None else cu_chunk_seqlens
+    one_pass_scan(x, B, C, dt_out, dA_cumsum, cu, state_cache, slots, has, out, max_tokens, D, last)
 
 
 def convolution_in_fp64(layer: Layer) -> tuple[Tensor, Tensor]:
@@ -116,7 +132,9 @@ def layers(draw: st.DrawFn) -> tuple[Layer, int]:
     max_tokens = draw(st.integers(1, chunk_size))
     lengths = draw(st.lists(st.one_of(st.just(0), st.integers(0, max_tokens)), max_size=6))
     shape = Shape(nheads, headdim, dstate, ngroups, chunk_size)
-    return Layer(shape, lengths, draw(st.sampled_from(DTYPES)), draw(st.sampled_from(DTYPES))), max_tokens
+    contexts = st.one_of(st.none(), st.just([draw(st.integers(0, 2 * chunk_size)) for _ in lengths]))
+    dtypes = (draw(st.sampled_from(DTYPES)), draw(st.sampled_from(DTYPES)))
+    return Layer(shape, lengths, *dtypes, draw(contexts)), max_tokens
 
 
 @pytest.mark.fault(7)
@@ -161,7 +179,8 @@ def test_compiled_equals_eager_and_compiles_once() -> None:
     counter = CompileCounterWithBackend("inductor")
     compiled = torch.compile(one_pass, fullgraph=True, dynamic=True, backend=counter)
     for lengths in ([32, 1, 7, 3, 20, 5], [5, 6], [9, 30, 2], [20] * 8):  # as in no other size, at first
-        layer = Layer(shape, lengths, torch.bfloat16, torch.float16)
+        contexts = list(range(25, 25 + len(lengths)))
+        layer = Layer(shape, lengths, torch.bfloat16, torch.float16, contexts)
         results = []
         for function in (one_pass, compiled):
             cache, conv_state = layer.cache.clone(), layer.conv_state.clone()

@@ -1,81 +1,121 @@
-"""The one-pass continuation as an op: one launch for sequences whose new tokens all lie in one chunk."""
+"""The one-pass continuation as an op: one launch for sequences of few new tokens."""
 
 import triton
 from torch import Tensor
 from torch.library import custom_op, triton_op
 
 from mamba_ops import cpu, op_checks
-from mamba_ops.kernels import one_chunk as kernel
+from mamba_ops.kernels import one_pass as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 from mamba_ops.ops.launch import Launch
 
 
-@triton_op("mamba_ops::one_chunk_scan", mutates_args={"state_cache", "out"})
-def one_chunk_scan(
+@triton_op("mamba_ops::one_pass_scan", mutates_args={"state_cache", "out"})
+def one_pass_scan(
     x: Tensor,
     B: Tensor,
     C: Tensor,
     dt_out: Tensor,
     dA_cumsum: Tensor,
-    cu_seqlens: Tensor,
+    cu_chunk_seqlens: Tensor,
     state_cache: Tensor,
     slots: Tensor,
     has_initial_state: Tensor,
     out: Tensor,
     max_tokens: int,
     D: Tensor | None = None,
+    last_chunk_indices: Tensor | None = None,
 ) -> None:
-    """Outputs and final states of sequences that are one chunk each, continued from their slots in place.
+    """Outputs and final states of sequences of few tokens, continued from their slots in place.
 
-    The same bits as `chunk_state`, `state_passing_indexed`, `bmm_chunk` and `chunk_scan` in turn, with `cu_seqlens` as
-    the chunks. An empty sequence is padding: nothing is read or written for it.
+    The same bits as `chunk_state`, `state_passing_indexed`, `bmm_chunk` and `chunk_scan` in turn. An empty sequence is
+    padding: nothing is read or written for it.
 
     Args:
         x: (ntokens, nheads, headdim), last dimension dense.
         B, C: (ntokens, ngroups, dstate), last dimension dense, dtype of x.
-        dt_out, dA_cumsum: (nseqs, nheads, chunk_size) FP32, from `chunk_cumsum` with `cu_seqlens` as the chunks.
-        cu_seqlens: (nseqs + 1,) int32, token offsets. Tokens beyond its last are not written.
+        dt_out, dA_cumsum: (nchunks, nheads, chunk_size) FP32, from `chunk_cumsum`.
+        cu_chunk_seqlens: (nchunks + 1,) int32, token offsets of the chunks. Tokens beyond its last are not written.
         state_cache: (num_slots, nheads, headdim, dstate), rows dense, slots at any distance. Updated in place.
         slots: (nseqs,) int32 or int64, any stride, no slot twice.
         has_initial_state: (nseqs,) bool; a sequence without one starts from zeros and its slot is not read.
         out: (ntokens, nheads, headdim), last dimension dense. Written.
-        max_tokens: no sequence is longer; at most 64 and chunk_size. A tighter bound means a faster kernel.
+        max_tokens: no chunk is longer; at most 64 and chunk_size. A tighter bound means a faster kernel.
         D: (nheads,) or (nheads, headdim), the skip connection.
+        last_chunk_indices: (nseqs,) int32, the last chunk of each sequence; that of its predecessor (-1 for the first)
+            if it is empty. None: chunk i is sequence i, for which the kernel is faster.
 
     Raises:
         ValueError, TypeError: an argument that does not fit; nothing has been written. On a GPU the values in
-            `cu_seqlens` and `slots` are not looked at.
+            `cu_chunk_seqlens`, `last_chunk_indices` and `slots` are not looked at.
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
     """
-    op_checks.one_chunk_scan(
-        x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
+    op_checks.one_pass_scan(
+        x,
+        B,
+        C,
+        dt_out,
+        dA_cumsum,
+        cu_chunk_seqlens,
+        state_cache,
+        slots,
+        has_initial_state,
+        out,
+        max_tokens,
+        D,
+        last_chunk_indices,
     )
     if not runs_kernels(x):
-        _one_chunk_scan_cpu(
-            x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
+        _one_pass_scan_cpu(
+            x,
+            B,
+            C,
+            dt_out,
+            dA_cumsum,
+            cu_chunk_seqlens,
+            state_cache,
+            slots,
+            has_initial_state,
+            out,
+            max_tokens,
+            D,
+            last_chunk_indices,
         )
         return
-    one_chunk_launch(
-        x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
+    one_pass_launch(
+        x,
+        B,
+        C,
+        dt_out,
+        dA_cumsum,
+        cu_chunk_seqlens,
+        state_cache,
+        slots,
+        has_initial_state,
+        out,
+        max_tokens,
+        D,
+        last_chunk_indices,
     ).run()
 
 
-def one_chunk_launch(
+def one_pass_launch(
     x: Tensor,
     B: Tensor,
     C: Tensor,
     dt_out: Tensor,
     dA_cumsum: Tensor,
-    cu_seqlens: Tensor,
+    cu_chunk_seqlens: Tensor,
     state_cache: Tensor,
     slots: Tensor,
     has_initial_state: Tensor,
     out: Tensor,
     max_tokens: int,
     D: Tensor | None,
+    last_chunk_indices: Tensor | None,
 ) -> Launch:
-    """The launch behind `one_chunk_scan`, with the same arguments."""
+    """The launch behind `one_pass_scan`, with the same arguments."""
     _, nheads, headdim = x.shape
     _, ngroups, dstate = B.shape
     block_headdim = min(kernel.BLOCK_HEADDIM, max(16, triton.next_power_of_2(headdim)))
@@ -86,7 +126,8 @@ def one_chunk_launch(
         C,
         dt_out,
         dA_cumsum,
-        cu_seqlens,
+        cu_chunk_seqlens,
+        last_chunk_indices,
         D,
         state_cache,
         slots,
@@ -112,6 +153,7 @@ def one_chunk_launch(
         "headdim": headdim,
         "dstate": dstate,
         "chunk_size": dt_out.shape[2],
+        "ONE_CHUNK": last_chunk_indices is None,
         "HAS_D": D is not None,
         "D_HAS_HEADDIM": D is not None and D.dim() == 2,
         "BLOCK_TOKENS": block_tokens,
@@ -120,42 +162,56 @@ def one_chunk_launch(
         "num_warps": kernel.NUM_WARPS,
     }
     grid = (triton.cdiv(headdim, block_headdim), nheads, slots.shape[0])
-    return Launch(kernel.one_chunk_kernel, grid, arguments, constants)
+    return Launch(kernel.one_pass_kernel, grid, arguments, constants)
 
 
-@custom_op("mamba_ops::one_chunk_scan_cpu", mutates_args={"state_cache", "out"}, device_types="cpu")
-def _one_chunk_scan_cpu(
+@custom_op("mamba_ops::one_pass_scan_cpu", mutates_args={"state_cache", "out"}, device_types="cpu")
+def _one_pass_scan_cpu(
     x: Tensor,
     B: Tensor,
     C: Tensor,
     dt_out: Tensor,
     dA_cumsum: Tensor,
-    cu_seqlens: Tensor,
+    cu_chunk_seqlens: Tensor,
     state_cache: Tensor,
     slots: Tensor,
     has_initial_state: Tensor,
     out: Tensor,
     max_tokens: int,
     D: Tensor | None,
+    last_chunk_indices: Tensor | None,
 ) -> None:
-    cpu.one_chunk_scan(
-        x, B, C, dt_out, dA_cumsum, cu_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D
+    cpu.one_pass_scan(
+        x,
+        B,
+        C,
+        dt_out,
+        dA_cumsum,
+        cu_chunk_seqlens,
+        state_cache,
+        slots,
+        has_initial_state,
+        out,
+        max_tokens,
+        D,
+        last_chunk_indices,
     )
 
 
-@_one_chunk_scan_cpu.register_fake
+@_one_pass_scan_cpu.register_fake
 def _(
     x: Tensor,
     B: Tensor,
     C: Tensor,
     dt_out: Tensor,
     dA_cumsum: Tensor,
-    cu_seqlens: Tensor,
+    cu_chunk_seqlens: Tensor,
     state_cache: Tensor,
     slots: Tensor,
     has_initial_state: Tensor,
     out: Tensor,
     max_tokens: int,
     D: Tensor | None,
+    last_chunk_indices: Tensor | None,
 ) -> None:
     return

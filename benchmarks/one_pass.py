@@ -1,14 +1,15 @@
-"""Prefills whose sequences are one chunk each, from the projection on: in one pass, and by the staged ops."""
+"""Prefills of few tokens a sequence, from the projection on: in one pass, and by the staged ops."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from benchmarks.inputs import Shape
-from mamba_ops import ops
+from mamba_ops import build_chunk_metadata, ops
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.conv_cumsum import conv_cumsum
@@ -17,8 +18,12 @@ WIDTH = 4
 
 
 @dataclass
-class OneChunk:
-    """What a layer and a step bring; strides as a model gives them, one page of NaN for each slot that nobody owns."""
+class OnePass:
+    """What a layer and a step bring; strides as a model gives them, one page of NaN for each slot that nobody owns.
+
+    Attributes:
+        one_chunk: whether each sequence is one chunk, for which the kernel has a form of its own.
+    """
 
     shape: Shape
     conv_in: Tensor
@@ -33,9 +38,11 @@ class OneChunk:
     slots: Tensor
     has_initial_state: Tensor
     cu_seqlens: Tensor
+    cu_chunk_seqlens: Tensor
     last_chunk_indices: Tensor
     tile_sequence: Tensor
     tile_offset: Tensor
+    one_chunk: bool
 
     def poisoned(self) -> Tensor:
         """An output full of NaN."""
@@ -56,20 +63,27 @@ class OneChunk:
         return x.unflatten(1, (shape.nheads, shape.headdim)), B.unflatten(1, groups), C.unflatten(1, groups)
 
 
-def one_pass(batch: OneChunk, out: Tensor, max_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+def one_pass(batch: OnePass, out: Tensor, max_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     """Two launches. Returns what the convolution makes, and the running sums and steps."""
     convolved, dA_cumsum, dt_out = conv_cumsum(
-        *batch.convolution(), batch.dt, batch.A, batch.shape.chunk_size, batch.dt_bias, True
+        *batch.convolution(),
+        batch.dt,
+        batch.A,
+        batch.shape.chunk_size,
+        batch.dt_bias,
+        True,
+        batch.cu_chunk_seqlens,
     )
     x, B, C = batch.views(convolved)
-    sequences = (batch.cu_seqlens, batch.state_cache, batch.slots, batch.has_initial_state)
-    ops.one_chunk_scan(x, B, C, dt_out, dA_cumsum, *sequences, out, max_tokens, batch.D)
+    sequences = (batch.cu_chunk_seqlens, batch.state_cache, batch.slots, batch.has_initial_state)
+    last = None if batch.one_chunk else batch.last_chunk_indices
+    ops.one_pass_scan(x, B, C, dt_out, dA_cumsum, *sequences, out, max_tokens, batch.D, last)
     return convolved, dA_cumsum, dt_out
 
 
-def staged(batch: OneChunk, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def staged(batch: OnePass, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Six launches, and the same results."""
-    cu, slots, chunk_size = batch.cu_seqlens, batch.slots, batch.shape.chunk_size
+    cu, slots, chunk_size = batch.cu_chunk_seqlens, batch.slots, batch.shape.chunk_size
     convolved = causal_conv_tiled(*batch.convolution())
     x, B, C = batch.views(convolved)
     dA_cumsum, dt_out = ops.chunk_cumsum(batch.dt, batch.A, cu, chunk_size, batch.dt_bias, True)
@@ -81,20 +95,24 @@ def staged(batch: OneChunk, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return convolved, dA_cumsum, dt_out
 
 
-def make_one_chunk(
+def make_one_pass(
     shape: Shape,
     lengths: list[int],
     dtype: torch.dtype = torch.bfloat16,
     state_dtype: torch.dtype = torch.bfloat16,
     *,
     has_initial_state: list[bool] | None = None,
+    contexts: list[int] | None = None,
     slot_padding: int = 16,
     channels_last: bool = True,
     D_dims: int = 1,
     seed: int = 0,
     device: str = "cuda",
-) -> OneChunk:
-    """Random sequences of at most a chunk each; the slots of the fresh ones hold NaN, the padding behind slots 7."""
+) -> OnePass:
+    """Random short sequences; the slots of the fresh ones hold NaN, the padding behind slots 7.
+
+    Each is one chunk, unless `contexts` says how many tokens came before: chunks end at multiples of the chunk size.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     nseqs, ntokens, nheads = len(lengths), sum(lengths), shape.nheads
     num_slots = nseqs + 3
@@ -122,7 +140,9 @@ def make_one_chunk(
     )
     _, conv_in, dt = randn(ntokens, inner + conv_dim + nheads, dtype=dtype).split([inner, conv_dim, nheads], dim=1)
     tile_sequence, tile_offset = tiles_of(lengths, device)
-    return OneChunk(
+    cu_seqlens = [0, *itertools.accumulate(lengths)]
+    metadata = build_chunk_metadata(cu_seqlens, shape.chunk_size, contexts, device=device)
+    return OnePass(
         shape=shape,
         conv_in=conv_in,
         dt=dt,
@@ -135,10 +155,12 @@ def make_one_chunk(
         state_cache=state_rows.unflatten(1, (nheads, shape.headdim, shape.dstate)),
         slots=table[:, 1],
         has_initial_state=has,
-        cu_seqlens=torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32),
-        last_chunk_indices=torch.arange(nseqs, dtype=torch.int32, device=device),
+        cu_seqlens=metadata.cu_seqlens,
+        cu_chunk_seqlens=metadata.cu_chunk_seqlens,
+        last_chunk_indices=metadata.last_chunk_indices,
         tile_sequence=tile_sequence,
         tile_offset=tile_offset,
+        one_chunk=contexts is None,
     )
 
 
