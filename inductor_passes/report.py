@@ -105,7 +105,7 @@ class Decline:
 
     def __str__(self) -> str:
         where = f" ({', '.join(str(node) for node in self.nodes)})" if self.nodes else ""
-        return f"kept: {self.site} keeps its snapshot\n  {self.condition.name}: {self.condition.value}{where}"
+        return f"kept: {self.site}\n  {self.condition.name}: {self.condition.value}{where}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,6 +52,9 @@ def find_options() -> Iterator[Finding]:
         origin = given[field.name][0] if field.name in given else "default"
         yield Finding(OPTIONS, field.name, text, reason=origin)
     checks = os.environ.get("MAMBA_OPS_CHECKS")
+    if checks not in (None, "0", "1"):
+        yield Finding(OPTIONS, "environment", "wrong", Status.PROBLEM, f"MAMBA_OPS_CHECKS: {checks!r}; allowed: 0 or 1")
+        return
     origin = "default" if checks is None else "MAMBA_OPS_CHECKS"
     yield Finding(OPTIONS, "value checks on a GPU", str(int(checks == "1")), reason=origin)
 

@@ -1,4 +1,4 @@
-"""A few seconds of the real thing: states in place against a snapshot, and a compiled graph that loses its snapshot."""
+"""A little of the real thing: states in place against a snapshot, and a compiled graph that loses its snapshot."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class Decline(enum.Enum):
 
 # What is counted besides the reasons; the value says it in a sentence.
 COUNTED: Final = {
-    "layer_prefills": "prefills that a layer ran through the compiled region",
-    "layer_checkpoints": "prefills with checkpoints, which keep a snapshot, likewise",
+    "layer_prefills": "prefills that a layer ran without a snapshot",
+    "layer_checkpoints": "prefills that a layer ran with checkpoints, which keep a snapshot",
     "regions": "regions compiled",
     "snapshots_removed": "compiled regions that have lost their snapshot",
     "verified": "layer calls compared with vLLM's code; see option `verify`",

@@ -6,8 +6,10 @@ which wins. `MAMBA_OPS_VLLM=0` is short for `enabled=0`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -94,17 +96,17 @@ def _read_bool(value: Any) -> bool:
 
 
 def _read_count(value: Any) -> int:
-    count = int(value)
-    if count < 0:
-        raise ValueError("it must not be negative")
-    return count
+    if not re.fullmatch(r"\s*\+?\d+\s*", str(value)):
+        raise ValueError("allowed: a whole number from 0 on")
+    return int(value)
 
 
 def _read_tolerance(value: Any) -> float:
-    tolerance = float(value)
-    if not 0.0 <= tolerance < 1.0:
-        raise ValueError("allowed: 0 to 1")
-    return tolerance
+    with contextlib.suppress(TypeError, ValueError):
+        tolerance = float(value)
+        if 0.0 <= tolerance < 1.0:
+            return tolerance
+    raise ValueError("allowed: a number from 0 to below 1")
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {

@@ -30,3 +30,10 @@ def test_the_code_of_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str])
 def test_pages_show_no_prompt_of_a_shell_in_python() -> None:
     for page in FOLDER.rglob("*.md"):
         assert not re.search(r"^```python\n\$ ", page.read_text(), re.MULTILINE), page
+
+
+def test_the_page_of_examples_includes_each_of_them() -> None:
+    """By the very line that the site replaces: a formatter that takes it for code spoils it."""
+    shown = re.findall(r'^ +--8<-- "examples/(.+)"$', (FOLDER / "examples.md").read_text(), re.MULTILINE)
+    programs = {path.name for path in (FOLDER.parent / "examples").glob("*.py")}
+    assert set(shown) == programs - {"tiny_model.py"}

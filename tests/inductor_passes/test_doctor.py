@@ -14,6 +14,7 @@ import pytest
 
 from inductor_passes.doctor import Finding, Status
 from inductor_passes.doctor.isolated import in_a_process_of_their_own
+from inductor_passes.doctor.plugin import find_options
 from inductor_passes.doctor.versions import PACKAGES, PYTHON
 from inductor_passes.vllm.options import Options
 
@@ -89,6 +90,13 @@ def test_a_wrong_option_is_a_problem(tmp_path: Path) -> None:
     done = run("doctor", path=tmp_path, MAMBA_OPS_VLLM_DUMB="x")
     assert done.returncode == 1
     assert "MAMBA_OPS_VLLM_DUMB: unknown option; known: enabled" in done.stdout
+
+
+@pytest.mark.parametrize(("value", "is_well"), [("0", True), ("1", True), ("true", False)])
+def test_a_switch_that_would_not_act_is_a_problem(monkeypatch: pytest.MonkeyPatch, value: str, is_well: bool) -> None:
+    monkeypatch.setenv("MAMBA_OPS_CHECKS", value)
+    problems = [finding.reason for finding in find_options() if finding.status is Status.PROBLEM]
+    assert problems == ([] if is_well else ["MAMBA_OPS_CHECKS: 'true'; allowed: 0 or 1"])
 
 
 def test_a_probe_that_hangs_is_ended() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from inductor_passes import Condition, SnapshotElimination, inductor_options
+from mamba_ops import build_chunk_metadata, ssd_chunk_scan
 from mamba_ops.ops import state_passing_update
 from tests.inductor_passes.programs import make_inputs, snapshot, update_with
 
@@ -119,3 +120,27 @@ def test_a_graph_that_the_pass_fails_on_compiles_as_without_it(monkeypatch, capl
     (decline,) = elimination.report().declines
     assert decline.condition is Condition.PASS_FAILED
     assert "no proof today" in caplog.text
+
+
+def test_a_scan_is_named_by_the_line_that_calls_it():
+    """The line inside the scan is the same for all layers of a model."""
+    metadata = build_chunk_metadata([0, 16, 24], 64, context_lens=[100, 0])
+    x, dt, A = torch.randn(24, 4, 32), torch.rand(24, 4), -torch.rand(4)
+    B, C = torch.randn(2, 24, 1, 32)
+    has = torch.tensor([True, False])
+
+    def scan(cache, slots, initial):
+        states = {"initial_states": initial, "state_cache": cache, "write_slots": slots}
+        return ssd_chunk_scan(x, dt, A, B, C, metadata, **states).out
+
+    def model(first, second, slots):
+        one = scan(first, slots, torch.where(has[:, None, None, None], first[slots], 0))
+        return one + scan(second, slots, second[slots] * 2)
+
+    first, second = torch.randn(2, 6, 4, 32, 32)
+    elimination = SnapshotElimination()
+    torch.compile(model, fullgraph=True, options=inductor_options(elimination))(first, second, torch.tensor([4, 1]))
+    report = elimination.report()
+    (rewrite,), (decline,) = report.rewrites, report.declines
+    assert HERE in rewrite.site.source
+    assert HERE in decline.site.source

@@ -34,9 +34,15 @@ def test_additional_config_wins() -> None:
         (None, {"MAMBA_OPS_VLLM_DUMB": "x"}, "MAMBA_OPS_VLLM_DUMB: unknown option; known: enabled, eliminate"),
         ({"mamba_ops": {"dumb": 1}}, {}, "unknown option; known: enabled"),
         ({"mamba_ops": 1}, {}, "must be a mapping"),
-        (None, {"MAMBA_OPS_VLLM_VERIFY": "-1"}, "MAMBA_OPS_VLLM_VERIFY: '-1'; it must not be negative"),
+        (None, {"MAMBA_OPS_VLLM_VERIFY": "-1"}, "MAMBA_OPS_VLLM_VERIFY: '-1'; allowed: a whole number from 0 on"),
+        (None, {"MAMBA_OPS_VLLM_VERIFY": "yes"}, "MAMBA_OPS_VLLM_VERIFY: 'yes'; allowed: a whole number from 0 on"),
+        ({"mamba_ops": {"verify": 2.5}}, {}, "2.5; allowed: a whole number from 0 on"),
+        ({"mamba_ops": {"verify": None}}, {}, "None; allowed: a whole number from 0 on"),
         (None, {"MAMBA_OPS_VLLM": "maybe"}, "allowed: 0 or 1"),
-        (None, {"MAMBA_OPS_VLLM_VERIFY_TOLERANCE": "2"}, "allowed: 0 to 1"),
+        (None, {"MAMBA_OPS_VLLM_VERIFY_TOLERANCE": "2"}, "'2'; allowed: a number from 0 to below 1"),
+        (None, {"MAMBA_OPS_VLLM_VERIFY_TOLERANCE": "nan"}, "'nan'; allowed: a number from 0 to below 1"),
+        (None, {"MAMBA_OPS_VLLM_VERIFY_TOLERANCE": "low"}, "'low'; allowed: a number from 0 to below 1"),
+        ({"mamba_ops": {"verify_tolerance": [0.1]}}, {}, "allowed: a number from 0 to below 1"),
     ],
 )
 def test_errors_name_the_option(config: Any, environment: dict[str, str], message: str) -> None:
