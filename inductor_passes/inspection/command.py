@@ -68,7 +68,8 @@ def _inspect_target(target: str, arguments: list[str], folder: Path) -> int:
     comparison: Comparison | str = compare(without.outcome, with_pass.outcome)
     if status != 0:
         comparison = "The program failed with the pass and not without it"
-    with_pass.recording.problems += without.recording.problems
+    problems = with_pass.recording.problems
+    problems += [problem for problem in without.recording.problems if problem not in problems]  # most are in both
     inspected = Inspected(
         title,
         with_pass.recording,

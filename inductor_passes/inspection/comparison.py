@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,8 +58,13 @@ class Comparison:
         return f"Equal bit for bit: {' and '.join(compared)}"
 
 
-def tensors_in(results: Any) -> dict[str, Tensor]:
-    """Copies of all tensors in nested results, and of the buffers of modules there, by where they are."""
+def tensors_in(results: Any, problems: list[str]) -> dict[str, Tensor]:
+    """Copies of all tensors in nested results, and of the buffers of modules there, by where they are.
+
+    Args:
+        results: what to look through.
+        problems: takes a line for each tensor without bytes to compare, such as a sparse one, which is left out.
+    """
     found: dict[str, Tensor] = {}
     for path, leaf in pytree.tree_flatten_with_path(results)[0]:
         name = pytree.keystr(path) or "result"
@@ -65,7 +72,13 @@ def tensors_in(results: Any) -> dict[str, Tensor]:
             found |= {f"{name}.{key}": buffer for key, buffer in leaf.named_buffers()}
         elif isinstance(leaf, Tensor):
             found[name] = leaf
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+    copies = {}
+    for name, tensor in found.items():
+        with _noting(problems, name):
+            copy = tensor.detach().to("cpu", copy=True)
+            as_bytes(copy)
+            copies[name] = copy
+    return copies
 
 
 def compare(without: Outcome, with_pass: Outcome) -> Comparison:
@@ -102,5 +115,20 @@ def _difference(a: Tensor, b: Tensor) -> str:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a strided tensor in the order of its elements."""
+    """The bytes of a tensor in the order of its elements.
+
+    Raises:
+        TypeError: it is sparse or quantized.
+    """
+    if tensor.layout != torch.strided or tensor.is_quantized:  # PyTorch dies when it reads a quantized one as bytes
+        raise TypeError(f"a {tensor.dtype} tensor of layout {tensor.layout} cannot be read as bytes")
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+@contextlib.contextmanager
+def _noting(problems: list[str], name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        message = str(error).partition("\n")[0]
+        problems.append(f"{name} was not compared: {type(error).__name__}: {message}")

@@ -72,12 +72,12 @@ def _write(folder: Path, transformed: list[_Transformed], problems: list[str], n
         for which, version in enumerate(versions):
             with _noting(problems, f"depyf could not decompile what Dynamo made of {code.co_name}"):
                 text = depyf.decompile(version.new_code)
-                (folder / f"transformed_code_for_{name}_{number}_{which}.py").write_text(text)
+                (folder / f"transformed_code_for_{name}_{number}_{which}.py").write_text(text, encoding="utf-8")
         with _noting(problems, f"depyf could not show {code.co_name} with its guards"):
             text = _full_code(code, versions[0].variables)
             for there, here in files if len(files) == ncodes else ():
                 text = text.replace(there, here)
-            (folder / f"full_code_for_{name}_{number}.py").write_text(text)
+            (folder / f"full_code_for_{name}_{number}.py").write_text(text, encoding="utf-8")
 
 
 def _full_code(code: CodeType, variables: dict[str, Any]) -> str:

@@ -70,15 +70,15 @@ def write(folder: Path, inspected: Inspected) -> list[str]:
     for name, text in _texts(inspected).items():
         with _noting(problems, name):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
+            (folder / name).write_text(text, encoding="utf-8")
     with _noting(problems, TABLE):
         from inductor_passes.inspection.table import as_text
 
-        (folder / TABLE).write_text(as_text(inspected))
+        (folder / TABLE).write_text(as_text(inspected), encoding="utf-8")
     with _noting(problems, PAGE):
         from inductor_passes.inspection.page import render
 
-        (folder / PAGE).write_text(render(inspected, folder))
+        (folder / PAGE).write_text(render(inspected, folder), encoding="utf-8")
     inspected.recording.problems += problems
     return problems
 

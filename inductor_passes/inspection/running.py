@@ -70,7 +70,7 @@ def _run(target: str, arguments: Sequence[str], outcome: Outcome, problems: list
             raise
         return
     try:
-        outcome.tensors = tensors_in(left)
+        outcome.tensors = tensors_in(left, problems)
     except Exception as error:
         problems.append(f"what the program left could not be compared: {error!r}")
 

@@ -148,6 +148,16 @@ def test_no_such_function(named: str, message: str) -> None:
         target.run(named, [])
 
 
+def test_a_package_that_fails_on_import_is_left_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_that_fails_on_import"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('a fault of the package')")
+    monkeypatch.syspath_prepend(tmp_path)
+    target.check(f"{package.name}.part:function")
+    with pytest.raises(RuntimeError, match="a fault of the package"):
+        target.run(f"{package.name}.part:function", [])
+
+
 def test_a_function_that_needs_no_arguments() -> None:
     assert target.run("platform:python_version", []).startswith("3.")
 

@@ -66,10 +66,24 @@ def test_runs_that_leave_nothing() -> None:
 
 def test_tensors_are_found_in_nested_results_and_buffers_of_modules() -> None:
     norm = torch.nn.BatchNorm1d(2)
-    found = tensors_in({"a": [torch.ones(1), 3], "b": (None, norm)})
+    found = tensors_in({"a": [torch.ones(1), 3], "b": (None, norm)}, [])
     assert set(found) == {"['a'][0]"} | {
         f"['b'][1].{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
     }
+
+
+def test_tensors_without_bytes_are_named_and_the_others_are_compared() -> None:
+    problems: list[str] = []
+    quantized = torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.qint8)
+    left = {"sparse": torch.eye(2).to_sparse(), "quantized": quantized, "meta": torch.ones(1, device="meta")}
+    left["dense"] = torch.ones(1)
+    found = tensors_in(left, problems)
+    assert list(found) == ["['dense']"]
+    assert [problem.partition(" was not compared: ")[0] for problem in problems] == [
+        "['sparse']",
+        "['quantized']",
+        "['meta']",
+    ]
 
 
 def test_calls_tell_results_and_changed_arguments() -> None:
