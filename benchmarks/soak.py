@@ -45,7 +45,7 @@ CPU_ENGINE: dict[str, Any] = {
     "max_model_len": 512,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 128,
-    "num_gpu_blocks_override": 12,
+    "num_gpu_blocks_override": 14,
     "enable_prefix_caching": False,
     "enforce_eager": True,
 }
