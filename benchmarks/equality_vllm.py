@@ -13,19 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.engine.comparison import rows
-from benchmarks.results import FOLDER, Results
+from benchmarks.engine.pair import Side, run_pair
+from benchmarks.results import FOLDER, Results, Row
 
 GPU_ENGINE = {
     "dtype": "bfloat16",
@@ -56,46 +50,18 @@ def main() -> None:
     engine = {**(GPU_ENGINE if gpu else CPU_ENGINE), "tensor_parallel_size": options.tensor_parallel, **options.engine}
     job = {"model": options.model, "engine": engine, "responses": options.responses, "calls": options.calls}
     job["tolerance"] = tolerance
-    sides: dict[str, Any] = {"1": {}, "0": {}}
-    together = [list(sides)] if gpu else [[plugin] for plugin in sides]  # a GPU has room for both
-    with tempfile.TemporaryDirectory() as folder:
-        job_file = Path(folder, "job.json")
-        job_file.write_text(json.dumps(job))
-        for plugins in together:
-            running = {plugin: start(plugin, job_file, Path(folder, f"result_{plugin}.json")) for plugin in plugins}
-            while running:
-                time.sleep(0.5)
-                ended = [plugin for plugin, process in running.items() if process.poll() is not None]
-                for plugin in running:
-                    result_file = Path(folder, f"result_{plugin}.json")
-                    found = json.loads(result_file.read_text()) if result_file.exists() else {}
-                    if found != sides[plugin]:
-                        sides[plugin] = found
-                        write(rows(sides["1"], sides["0"], options.name, tolerance), options)
-                for plugin in ended:
-                    status = running.pop(plugin).returncode
-                    if status:
-                        stop(running.values())
-                        raise SystemExit(f"the engine with MAMBA_OPS_VLLM={plugin} ended with {status}")
-    made = rows(sides["1"], sides["0"], options.name, tolerance)
+    made: list[Row] = []
+
+    def changed(ours: Side, stock: Side) -> None:
+        made[:] = rows(ours, stock, options.name, tolerance)
+        write(made, options)
+
+    run_pair("benchmarks.engine.side", job, changed, together=gpu)  # a GPU has room for both
     write(made, options).show()
     raise SystemExit(any(row.ours for row in made))
 
 
-def start(plugin: str, job_file: Path, result_file: Path) -> subprocess.Popen[bytes]:
-    """Start the engine of one side."""
-    command = [sys.executable, "-m", "benchmarks.engine.side", str(job_file), str(result_file)]
-    return subprocess.Popen(command, env={**os.environ, "MAMBA_OPS_VLLM": plugin}, stdout=sys.stderr)
-
-
-def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """End what still runs."""
-    for process in processes:
-        process.terminate()
-        process.wait()
-
-
-def write(new: list[Any], options: argparse.Namespace) -> Results:
+def write(new: list[Row], options: argparse.Namespace) -> Results:
     """Write rows into the file in place of those of the same cases."""
     results = Results(options.out_name, Results.read(options.out_name, options.out).rows)
     cases = {row.case for row in new}

@@ -1,1 +1,1 @@
-"""What `benchmarks/equality_vllm.py` is made of: schedules of requests, an engine that answers them, the comparison."""
+"""What the benchmarks of whole engines are made of: requests, engines that answer them, comparisons."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +105,25 @@ def plugin_counters(_: Any) -> dict[str, Any]:
 
     declined = {reason.name: count for reason, count in counters.declined.items()}
     return {**{name: getattr(counters, name) for name in COUNTED}, "declined": declined}
+
+
+def memory(_: Any) -> dict[str, int]:
+    """Bytes that this process holds in main memory, and on its GPU if it has one."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if not torch.cuda.is_available():
+        return {"resident": resident}
+    torch.cuda.synchronize()
+    return {
+        "resident": resident,
+        "allocated": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+    }
+
+
+def zero_states(model: Any) -> None:
+    """Forget what the Mamba2 layers have cached, as a wrong layer would."""
+    for layer in layers(model):
+        layer.kv_cache[1].zero_()
 
 
 class _Reports(logging.Handler):

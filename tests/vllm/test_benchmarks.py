@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 MAIN_MEMORY = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
@@ -22,6 +24,24 @@ def test_equality(call: Callable[..., str], model: Callable[[str], str], tmp_pat
         assert row["ours"] == 0
         assert row["n"] is not None
         assert row["n"] >= least
+
+
+def test_soak(call: Callable[..., str], model: Callable[[str], str], tmp_path: Path) -> None:
+    arguments = ("--requests", "40", "--out", str(tmp_path))
+    call("-m", "benchmarks.soak", model("granite"), *arguments, environment=MAIN_MEMORY)
+    found = {row["case"]: row for row in json.loads((tmp_path / "soak.json").read_text())["rows"]}
+    assert set(found) == {"responses", "preemptions", "aborts", "compiles", "memory"}
+    assert (found["responses"]["ours"], found["responses"]["n"]) == (0, 40)
+    assert found["compiles"]["ours"] == 0
+    for case in ("preemptions", "aborts"):
+        assert found[case]["ours"] == found[case]["stock"] > 0
+
+
+def test_soak_notices_lost_states(call: Callable[..., str], model: Callable[[str], str], tmp_path: Path) -> None:
+    arguments = ("--requests", "20", "--damage", "5", "--out", str(tmp_path))
+    with pytest.raises(AssertionError, match="responses: "):
+        call("-m", "benchmarks.soak", model("granite"), *arguments, environment=MAIN_MEMORY)
+    assert rows(tmp_path / "soak.json")["responses", "mismatches"]["ours"] != 0
 
 
 def test_serve(call: Callable[..., str], model: Callable[[str], str], tmp_path: Path) -> None:
