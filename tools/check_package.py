@@ -18,6 +18,8 @@ from environment import ROOT, SetupError, Step, run
 FOLDER = ROOT / "build" / "package"
 ENVIRONMENT = FOLDER / "environment"
 PACKAGES = ("mamba_ops", "inductor_passes")
+# Those that need no other PyTorch; `make test` installs vLLM's engine. The empty one is the package alone.
+LIGHT_EXTRAS = ("", "inspect", "bench", "test", "docs")
 
 
 def main(_: object) -> None:
@@ -31,11 +33,14 @@ def main(_: object) -> None:
 
     python = str(ENVIRONMENT / "bin" / "python")
     command("making an environment", sys.executable, "-m", "venv", "--without-pip", str(ENVIRONMENT))
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet")
-    command("installing the wheel", *pip, str(wheel))
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
+    command("installing the wheel", *install, "--no-deps", "--no-index", str(wheel))
     (site,) = ENVIRONMENT.glob("lib/python*/site-packages")
     lent = [path for path in sys.path if Path(path).name == "site-packages"]  # not the sources, however installed
     (site / "lent.pth").write_text("\n".join(lent) + "\n")
+    for extra in LIGHT_EXTRAS:  # no conflict, and nothing that does not exist
+        what = f"what its extra {extra} needs" if extra else "what it needs"
+        command(what, *install, "--dry-run", f"{wheel}[{extra}]" if extra else str(wheel))
     command("importing it", python, "-I", str(ROOT / "tests/package/installed.py"))
     command("its doctor", python, "-I", "-m", "inductor_passes", "doctor")
     consumer = str(shutil.copy(ROOT / "tests/package/consumer.py", FOLDER))

@@ -13,6 +13,8 @@ from inductor_passes.vllm.contract import missing_from_vllm
 from inductor_passes.vllm.options import PREFIX, Options, given_options, read_options
 
 SECTION, OPTIONS = "vLLM plugin", "Options"
+# All others with this start are options of the plugin.
+SWITCHES = ("MAMBA_OPS_CHECKS", "MAMBA_OPS_TORCH", "MAMBA_OPS_VENV")
 GROUP, NAME = "vllm.general_plugins", "mamba_ops"
 
 
@@ -51,12 +53,20 @@ def find_options() -> Iterator[Finding]:
         text = str(int(value)) if isinstance(value, bool) else str(value) or "none"
         origin = given[field.name][0] if field.name in given else "default"
         yield Finding(OPTIONS, field.name, text, reason=origin)
+    for variable in sorted(os.environ):
+        if variable.startswith("MAMBA_OPS_") and variable not in SWITCHES and not _is_of_plugin(variable):
+            reason = f"{variable}: nothing reads it; options of the plugin begin with {PREFIX}_"
+            yield Finding(OPTIONS, "environment", "unknown", Status.PROBLEM, reason)
     checks = os.environ.get("MAMBA_OPS_CHECKS")
     if checks not in (None, "0", "1"):
         yield Finding(OPTIONS, "environment", "wrong", Status.PROBLEM, f"MAMBA_OPS_CHECKS: {checks!r}; allowed: 0 or 1")
         return
     origin = "default" if checks is None else "MAMBA_OPS_CHECKS"
     yield Finding(OPTIONS, "value checks on a GPU", str(int(checks == "1")), reason=origin)
+
+
+def _is_of_plugin(variable: str) -> bool:
+    return variable == PREFIX or variable.startswith(PREFIX + "_")
 
 
 def check_contract() -> Iterator[Finding]:

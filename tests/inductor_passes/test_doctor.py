@@ -99,6 +99,12 @@ def test_a_switch_that_would_not_act_is_a_problem(monkeypatch: pytest.MonkeyPatc
     assert problems == ([] if is_well else ["MAMBA_OPS_CHECKS: 'true'; allowed: 0 or 1"])
 
 
+def test_a_variable_that_nothing_reads_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAMBA_OPS_ELIMINATE", "0")
+    problems = [finding.reason for finding in find_options() if finding.status is Status.PROBLEM]
+    assert problems == ["MAMBA_OPS_ELIMINATE: nothing reads it; options of the plugin begin with MAMBA_OPS_VLLM_"]
+
+
 def test_a_probe_that_hangs_is_ended() -> None:
     (finding,) = in_a_process_of_their_own("Self-test", "self test", seconds=0.01)
     assert finding.status is Status.PROBLEM
