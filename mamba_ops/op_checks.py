@@ -183,7 +183,7 @@ def one_pass_scan(
     check_cache("state_cache", state_cache, {"nheads": nheads, "headdim": headdim, "dstate": dstate}, x.device)
     check_tensor("slots", slots, {"nseqs": nseqs}, SLOT_DTYPES, x.device)
     check_tensor("has_initial_state", has_initial_state, {"nseqs": nseqs}, BOOL, x.device)
-    most = min(one_pass.MAX_TOKENS, dt_out.shape[2])
+    most = min(one_pass.most_tokens(dstate * B.element_size(), last_chunk_indices is None), dt_out.shape[2])
     if not 1 <= max_tokens <= most:
         raise ValueError(f"max_tokens: {max_tokens}; allowed: 1 to {most}, and at most chunk_size")
     check_outputs(x, out, D, None)

@@ -22,6 +22,7 @@ from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region_inputs import LayerShape
 from inductor_passes.vllm.self_check import check_against, self_check
 from inductor_passes.vllm.writing import write_down
+from mamba_ops.kernels.one_pass import most_tokens
 
 logger = logging.getLogger("vllm.mamba_ops")
 
@@ -122,10 +123,11 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
 def _make_one_pass(general: CompiledRegion, options: Options) -> list[CompiledRegion]:
     made: list[CompiledRegion] = []
     # What knows that each sequence is one chunk is faster on a GPU. On a CPU both are the same code.
+    row_bytes = general.shape.dstate * general.shape.dtype.itemsize
     forms = (False,) if general.shape.device.type == "cpu" else (True, False)
     try:
         for max_tokens, one_chunk in itertools.product(ONE_PASS_TOKENS, forms):
-            if max_tokens <= general.shape.chunk_size:
+            if max_tokens <= min(general.shape.chunk_size, most_tokens(row_bytes, one_chunk)):
                 region = _one_pass(general.shape, max_tokens, one_chunk, options)
                 if options.dump:
                     write_down(region, Path(options.dump))

@@ -20,6 +20,17 @@ from mamba_ops.kernels.math import fast_exp
 MAX_TOKENS = 64  # of a chunk; all of them are held at once
 BLOCK_HEADDIM = 64
 NUM_WARPS = 4
+WIDE = 512  # bytes of a token's row of B
+
+
+def most_tokens(row_bytes: int, one_chunk: bool) -> int:
+    """Tokens that a chunk may have so that everything fits into the shared memory of every GPU."""
+    return MAX_TOKENS if one_chunk or row_bytes <= WIDE else 32
+
+
+def block_headdim(row_bytes: int, one_chunk: bool) -> int:
+    """The most of a head's dimensions that a program may hold, for the same reason."""
+    return BLOCK_HEADDIM if one_chunk or row_bytes <= WIDE else 16
 
 
 @triton.jit

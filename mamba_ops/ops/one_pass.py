@@ -40,7 +40,8 @@ def one_pass_scan(
         slots: (nseqs,) int32 or int64, any stride, no slot twice.
         has_initial_state: (nseqs,) bool; a sequence without one starts from zeros and its slot is not read.
         out: (ntokens, nheads, headdim), last dimension dense. Written.
-        max_tokens: no chunk is longer; at most 64 and chunk_size. A tighter bound means a faster kernel.
+        max_tokens: no chunk is longer; at most 64 and chunk_size, and at most 32 for FP32 and a dstate above 128 with
+            `last_chunk_indices`. A tighter bound means a faster kernel.
         D: (nheads,) or (nheads, headdim), the skip connection.
         last_chunk_indices: (nseqs,) int32, the last chunk of each sequence; that of its predecessor (-1 for the first)
             if it is empty. None: chunk i is sequence i, for which the kernel is faster.
@@ -118,7 +119,8 @@ def one_pass_launch(
     """The launch behind `one_pass_scan`, with the same arguments."""
     _, nheads, headdim = x.shape
     _, ngroups, dstate = B.shape
-    block_headdim = min(kernel.BLOCK_HEADDIM, max(16, triton.next_power_of_2(headdim)))
+    most_headdim = kernel.block_headdim(dstate * B.element_size(), last_chunk_indices is None)
+    block_headdim = min(most_headdim, max(16, triton.next_power_of_2(headdim)))
     block_tokens = max(16, triton.next_power_of_2(max_tokens))
     arguments = (
         x,
@@ -160,6 +162,7 @@ def one_pass_launch(
         "BLOCK_HEADDIM": block_headdim,
         "BLOCK_DSTATE": max(16, triton.next_power_of_2(dstate)),
         "num_warps": kernel.NUM_WARPS,
+        "num_stages": 1,  # two chunks at a time would not fit into the shared memory of every GPU
     }
     grid = (triton.cdiv(headdim, block_headdim), nheads, slots.shape[0])
     return Launch(kernel.one_pass_kernel, grid, arguments, constants)

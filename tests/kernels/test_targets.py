@@ -14,6 +14,7 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton
 from triton.backends.compiler import GPUTarget
 
 from mamba_ops import ops
+from mamba_ops.kernels.one_pass import most_tokens
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 from tests.compile_only_driver import compile_only
@@ -84,6 +85,8 @@ def _launch_nodes(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch
         more, dA_cumsum, dt_out = conv_cumsum(*convolution, dt, head, chunk_size, head, True, ints)
         for max_tokens in sorted({min(most, chunk_size) for most in MAX_TOKENS}):
             for last in (None, ints[1:]):
+                if max_tokens > most_tokens(dstate * dtype.itemsize, last is None):
+                    continue
                 sequences = (ints, cache, ints[1:], has[1:])
                 ops.one_pass_scan(x, B, B, dt_out, dA_cumsum, *sequences, out, max_tokens, head, last)
         return [out, final, convolved, more]

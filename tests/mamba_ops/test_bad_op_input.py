@@ -200,6 +200,15 @@ def test_chunk_offsets_that_do_not_fit_the_tokens(op: str) -> None:
             run(**{**good, "cu_chunk_seqlens": torch.tensor(values, dtype=torch.int32)})
 
 
+@pytest.mark.fault(21)
+def test_wide_states_have_a_tighter_bound_where_chunks_are_passed_through() -> None:
+    run, good = op_calls()["one_pass_scan"]
+    wide = {"B": torch.zeros(70, 2, 256), "C": torch.zeros(70, 2, 256), "state_cache": torch.zeros(4, 4, 16, 256)}
+    with pytest.raises(ValueError, match=r"^max_tokens: 40; allowed: 1 to 32"):
+        run(**{**good, **wide})
+    run(**{**good, **wide, "last_chunk_indices": None})
+
+
 @pytest.mark.parametrize("op", ["one_pass_scan", "conv_cumsum"])
 def test_chunks_of_short_sequences_that_do_not_fit(op: str) -> None:
     run, good = op_calls()[op]
