@@ -105,7 +105,7 @@ def check_batch(
     check_ownership(cu_seqlens, cu_chunk_seqlens, last_chunk_indices, seq_idx)
     if write_slots is None:
         return
-    written = torch.diff(last_chunk_indices, prepend=last_chunk_indices.new_full((1,), -1)) > 0
+    written = _with_tokens(last_chunk_indices)
     check_write_slots(write_slots, num_slots, written)
     if read_slots is not None:
         read = written if has_initial_state is None else written & has_initial_state
@@ -146,7 +146,7 @@ def check_short_sequences(
     check_chunk_offsets(cu_chunk_seqlens, ntokens, most, "max_tokens")
     check_last_chunks(last_chunk_indices, cu_chunk_seqlens.shape[0] - 1)
     check_chunks_are_owned(cu_chunk_seqlens, last_chunk_indices)
-    written = torch.diff(last_chunk_indices, prepend=last_chunk_indices.new_full((1,), -1)) > 0
+    written = _with_tokens(last_chunk_indices)
     check_write_slots(slots, num_slots, written, "slots")
 
 
@@ -191,6 +191,11 @@ def check_uncrossed_slots(
         crossed.any(1),
         source,
     )
+
+
+def _with_tokens(last_chunk_indices: Tensor) -> Tensor:
+    """Which sequences have a chunk."""
+    return torch.diff(last_chunk_indices, prepend=last_chunk_indices.new_full((1,), -1)) > 0
 
 
 def _refuse_first(message: str, bad: Tensor, values: Tensor, offset: int = 0) -> None:

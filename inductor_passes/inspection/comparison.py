@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+
+from inductor_passes.inspection.noting import noting
 
 SHOWN = 8
 
@@ -74,7 +74,7 @@ def tensors_in(results: Any, problems: list[str]) -> dict[str, Tensor]:
             found[name] = leaf
     copies = {}
     for name, tensor in found.items():
-        with _noting(problems, name):
+        with noting(problems, f"{name} was not compared", first_line=True):
             copy = tensor.detach().to("cpu", copy=True)
             as_bytes(copy)
             copies[name] = copy
@@ -123,12 +123,3 @@ def as_bytes(tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided or tensor.is_quantized:  # PyTorch dies when it reads a quantized one as bytes
         raise TypeError(f"a {tensor.dtype} tensor of layout {tensor.layout} cannot be read as bytes")
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-@contextlib.contextmanager
-def _noting(problems: list[str], name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        message = str(error).partition("\n")[0]
-        problems.append(f"{name} was not compared: {type(error).__name__}: {message}")

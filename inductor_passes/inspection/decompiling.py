@@ -17,6 +17,8 @@ from typing import Any
 
 import torch._dynamo.convert_frame
 
+from inductor_passes.inspection.noting import noting
+
 
 @dataclasses.dataclass(frozen=True)
 class _Transformed:
@@ -70,10 +72,10 @@ def _write(folder: Path, transformed: list[_Transformed], problems: list[str], n
     for number, (code, versions) in enumerate(functions.items()):
         name = "".join(letter if letter.isalnum() else "_" for letter in code.co_name)
         for which, version in enumerate(versions):
-            with _noting(problems, f"depyf could not decompile what Dynamo made of {code.co_name}"):
+            with noting(problems, f"depyf could not decompile what Dynamo made of {code.co_name}"):
                 text = depyf.decompile(version.new_code)
                 (folder / f"transformed_code_for_{name}_{number}_{which}.py").write_text(text, encoding="utf-8")
-        with _noting(problems, f"depyf could not show {code.co_name} with its guards"):
+        with noting(problems, f"depyf could not show {code.co_name} with its guards"):
             text = _full_code(code, versions[0].variables)
             for there, here in files if len(files) == ncodes else ():
                 text = text.replace(there, here)
@@ -83,14 +85,6 @@ def _write(folder: Path, transformed: list[_Transformed], problems: list[str], n
 def _full_code(code: CodeType, variables: dict[str, Any]) -> str:
     explain: Any = importlib.import_module("depyf.explain.utils")
     return str(explain.DynamoOptimizationResult(code, None, variables).to_src())
-
-
-@contextlib.contextmanager
-def _noting(problems: list[str], what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        problems.append(f"{what}: {type(error).__name__}: {error}")
 
 
 def _globals_of(code: CodeType) -> dict[str, Any]:

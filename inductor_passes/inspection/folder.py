@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 from inductor_passes.inspection.comparison import Comparison
+from inductor_passes.inspection.noting import noting
 from inductor_passes.inspection.recorded import Recording
 
 WITH_PASS, WITHOUT_PASS, DEPYF = "with_pass", "without_pass", "depyf"
@@ -68,14 +67,14 @@ def write(folder: Path, inspected: Inspected) -> list[str]:
     """
     problems: list[str] = []
     for name, text in _texts(inspected).items():
-        with _noting(problems, name):
+        with noting(problems, f"{name} was not written"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-    with _noting(problems, TABLE):
+    with noting(problems, f"{TABLE} was not written"):
         from inductor_passes.inspection.table import as_text
 
         (folder / TABLE).write_text(as_text(inspected), encoding="utf-8")
-    with _noting(problems, PAGE):
+    with noting(problems, f"{PAGE} was not written"):
         from inductor_passes.inspection.page import render
 
         (folder / PAGE).write_text(render(inspected, folder), encoding="utf-8")
@@ -91,11 +90,3 @@ def _texts(inspected: Inspected) -> dict[str, str]:
     for run, codes in ((WITH_PASS, inspected.recording.codes), (WITHOUT_PASS, inspected.codes_without_pass)):
         texts |= {f"{run}/code_{number}.py": code for number, code in enumerate(codes)}
     return texts
-
-
-@contextlib.contextmanager
-def _noting(problems: list[str], name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        problems.append(f"{name} was not written: {type(error).__name__}: {error}")
