@@ -26,7 +26,6 @@ class Options:
     Attributes:
         enabled: whether the plugin does anything.
         eliminate: whether the pass runs; without it the region is compiled with its snapshot, for comparisons.
-        cpp_host_code: whether the code that launches the kernels is C++, compiled when the engine starts.
         one_pass: whether short prefills run in one pass over the state, with the same bits.
         self_check: whether a compiled region is tried on made-up sequences before it is used.
         dump: folder for both graphs, what the pass did, and the generated code; empty for none.
@@ -36,7 +35,6 @@ class Options:
 
     enabled: bool = True
     eliminate: bool = True
-    cpp_host_code: bool = False
     one_pass: bool = True
     self_check: bool = True
     dump: str = ""
@@ -112,7 +110,6 @@ def _read_tolerance(value: Any) -> float:
 _READERS: dict[str, Callable[[Any], Any]] = {
     "enabled": _read_bool,
     "eliminate": _read_bool,
-    "cpp_host_code": _read_bool,
     "one_pass": _read_bool,
     "self_check": _read_bool,
     "dump": str,

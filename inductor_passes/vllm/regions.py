@@ -104,7 +104,7 @@ def recordings() -> list[Recording]:
 
 def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     compiled = [
-        compiler(shape, eliminate=options.eliminate, cpp_host_code=options.cpp_host_code)
+        compiler(shape, eliminate=options.eliminate)
         for compiler in (compile_region, *([compile_region_with_checkpoints] if checkpoints else []))
     ]
     for region in compiled:
@@ -140,9 +140,9 @@ def _make_one_pass(general: CompiledRegion, options: Options) -> list[CompiledRe
 
 
 def _one_pass(shape: LayerShape, max_tokens: int, one_chunk: bool, options: Options) -> CompiledRegion:
-    if shape.device.type == "cuda" and not options.cpp_host_code:
+    if shape.device.type == "cuda":
         return direct_region_in_one_pass(shape, max_tokens, one_chunk)
-    return compile_region_in_one_pass(shape, max_tokens, one_chunk, cpp_host_code=options.cpp_host_code)
+    return compile_region_in_one_pass(shape, max_tokens, one_chunk)
 
 
 def _name(shape: LayerShape) -> str:

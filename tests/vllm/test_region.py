@@ -185,14 +185,6 @@ def test_two_dtypes_in_one_buffer(device: str) -> None:
     assert_equals_uncompiled(region, [5, 70, 1, 130], [0, 64, 3, 1])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_host_code_in_cpp(device: str) -> None:
-    region = compile_region(shape_on(device), cpp_host_code=True)
-    assert "inductor_entry_impl" in "".join(region.recording.codes)
-    for lengths, contexts in (([1], [0]), ([5, 70, 1, 130], [0, 64, 3, 1])):
-        assert_equals_uncompiled(region, lengths, contexts)
-
-
 @pytest.mark.parametrize("max_tokens", [32, 64])
 @pytest.mark.parametrize("one_chunk", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
