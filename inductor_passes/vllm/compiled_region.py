@@ -43,6 +43,7 @@ class CompiledRegion:
         one_chunk: whether each sequence must be one chunk.
         run: takes a list of `Sizes` and tensors, in the order of `arguments`, which it empties.
         recording: the graph that the pass got and the one that it left, and what Inductor generated.
+        direct: the same with addresses in place of tensors, if it is a `DirectRegion`.
     """
 
     shape: LayerShape
@@ -51,6 +52,7 @@ class CompiledRegion:
     one_chunk: bool
     run: Callable[[list[Any]], Any]
     recording: Recording
+    direct: Callable[..., None] | None = None
 
     @property
     def report(self) -> GraphReport:

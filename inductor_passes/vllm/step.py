@@ -27,12 +27,14 @@ class StepPlan:
         decline: why vLLM's own code runs, or None.
         tensors: of the sequences in prefill. checkpoints: of the states kept in the middle of them, or None.
         sizes: nseqs, nchunks, ntiles, slots_stride; see `Sizes`.
+        addresses: of these tensors.
         max_tokens: no sequence is longer. one_chunk: whether each is one chunk.
         num_decode_tokens: tokens in front of those in prefill.
         without_prefill: metadata in which only the decodes are left, or None if there are none.
     """
 
     __slots__ = (
+        "addresses",
         "checkpoints",
         "decline",
         "max_tokens",
@@ -62,6 +64,7 @@ class StepPlan:
                 self.max_tokens, self.one_chunk = _longest(metadata), nseqs == nchunks
                 if tiles and self.checkpoints is None:
                     tiles[_ATTRIBUTE] = (self.tensors, self.sizes, self.max_tokens, self.one_chunk)
+        self.addresses = tuple(tensor.data_ptr() for tensor in self.tensors) if self.decline is None else ()
         self.without_prefill = _without_prefill(metadata) if metadata.num_decodes > 0 else None
 
 

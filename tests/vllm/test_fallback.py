@@ -35,7 +35,7 @@ def test_a_layer_that_lacks_an_attribute_runs_vllms_code(run: Run) -> None:
 
 
 def test_a_region_that_cannot_be_compiled(run: Run, tmp_path: Path) -> None:
-    """With its snapshot the region needs a C++ compiler, and there is none. Nor can vLLM compute log-probabilities then."""
+    """With its snapshot it needs a C++ compiler, and there is none. Nor can vLLM compute log-probabilities then."""
     broken = {"MAMBA_OPS_VLLM_ELIMINATE": "0", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     ours = run("granite", SCHEDULES, plugin=True, own_process="no compiler", environment=broken, logprobs=None)
     (said,) = warnings(ours["log"])
