@@ -2,6 +2,11 @@
 
 A vLLM that lacks one of these, whatever its number, is left alone, and the log says what was missing. A version that
 has them all is tried.
+
+What launching decodes by address takes of vLLM besides is not here: without it decodes take vLLM's own way, and the log
+says why. It is what `decode_launches.vllm_kernels` imports, with every parameter of both kernels by name; what
+`decode_check` and `decodes` import; `num_spec`, `is_blackwell` and `mamba_config` of a layer;
+`state_indices_tensor_d`, `num_accepted_tokens` and `query_start_loc_d` of the metadata.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class Decline(enum.Enum):
 COUNTED: Final = {
     "layer_prefills": "prefills that a layer ran without a snapshot",
     "layer_checkpoints": "prefills that a layer ran with checkpoints, which keep a snapshot",
+    "layer_decodes": "steps in which a layer launched the decodes beside its prefills by address",
     "regions": "regions compiled",
     "snapshots_removed": "compiled regions that have lost their snapshot",
     "verified": "layer calls compared with vLLM's code; see option `verify`",
@@ -87,6 +88,7 @@ class Counters:
 
     layer_prefills = _Count()
     layer_checkpoints = _Count()
+    layer_decodes = _Count()
     regions = _Count()
     snapshots_removed = _Count()
     verified = _Count()
@@ -128,12 +130,13 @@ class Counters:
 
     def __str__(self) -> str:
         declined = ", ".join(f"{reason.name} {count}" for reason, count in self.declined.items()) or "none"
+        decodes = f", {self.layer_decodes} with decodes launched by address" if self.layer_decodes else ""
         compared = (
             f"; compared with vLLM's code: {self.verified}, different: {self.mismatches}" if self.verified else ""
         )
         return (
-            f"{self.layer_prefills} layer prefills without a snapshot, {self.layer_checkpoints} with checkpoints, "
-            f"declined: {declined}; regions compiled: {self.regions}, snapshots removed from them: "
+            f"{self.layer_prefills} layer prefills without a snapshot, {self.layer_checkpoints} with checkpoints"
+            f"{decodes}, declined: {declined}; regions compiled: {self.regions}, snapshots removed from them: "
             f"{self.snapshots_removed}{compared}"
         )
 

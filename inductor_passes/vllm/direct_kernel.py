@@ -6,7 +6,8 @@ kernel up by the answers. Here all of that is settled once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from mamba_ops.ops.launch import Launch
@@ -27,14 +28,56 @@ class DirectKernel:
 
     def __init__(self, launch: Launch, varying: int) -> None:
         names: list[str] = launch.kernel.arg_names
-        given = dict(zip(names, launch.arguments, strict=False)) | launch.constants
-        compiled = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
-        self._fixed = tuple(given[name] for name in names[varying:])
+        compiled = _compiled(launch)
+        self._fixed = _values(launch, names[varying:])
         self._launch = _in_c(compiled, (0,) * varying + self._fixed) or _in_python(compiled)
 
     def __call__(self, grid: Grid, stream: int, *varying: int | None) -> None:
         """Launch it."""
         self._launch(*grid, stream, varying + self._fixed)
+
+
+class NamedKernel:
+    """The same for a kernel of others: what varies is named and may stand anywhere among its parameters.
+
+    Args:
+        launch: with all arguments by name, but for constants that heuristics of the kernel work out.
+        varying: names of what is given in each call, in this order.
+
+    Raises:
+        Exception: the kernel has other parameters, or Triton cannot compile it.
+    """
+
+    def __init__(self, launch: Launch, varying: Sequence[str]) -> None:
+        names: list[str] = launch.kernel.arg_names
+        unknown = [name for name in varying if name not in names]
+        if unknown:
+            raise ValueError(f"the kernel has no parameter {unknown[0]}")
+        compiled = _compiled(launch)
+        rest = [name for name in names if name not in varying]
+        self._fixed = _values(launch, rest)
+        given = [*varying, *rest]
+        self._in_order = itemgetter(*(given.index(name) for name in names))
+        zeros = self._in_order((0,) * len(varying) + self._fixed)
+        self._launch = _in_c(compiled, zeros) or _in_python(compiled)
+
+    def __call__(self, grid: Grid, stream: int, *varying: int | None) -> None:
+        """Launch it."""
+        self._launch(*grid, stream, self._in_order(varying + self._fixed))
+
+
+def _compiled(launch: Launch) -> Any:
+    return launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
+
+
+def _values(launch: Launch, names: Sequence[str]) -> tuple[Any, ...]:
+    """What a launch gives for parameters. The launcher reads no constants: one that a heuristic works out is None."""
+    given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False)) | launch.constants
+    function = launch.kernel
+    while not hasattr(function, "params"):  # heuristics stand around it
+        function = function.fn
+    constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
+    return tuple(given.get(name) if name in constants else given[name] for name in names)
 
 
 def _in_python(compiled: Any) -> Callable[..., None]:

@@ -1,7 +1,8 @@
 """The layer that vLLM builds instead of its own `MambaMixer2`: the same layer with another way through a prefill.
 
-Only `conv_ssm_forward` differs, and of it only the part of a step that is in prefill. Decodes, captured graphs,
-ReplaySSM and whatever the compiled region does not take go through vLLM's own method.
+Only `conv_ssm_forward` differs, and of it only steps with prefills. Steps of decodes alone, captured graphs, ReplaySSM
+and whatever the compiled region does not take go through vLLM's own method. Decodes beside prefills are vLLM's own
+kernels, launched by address where that is known to be the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import logging
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
@@ -18,6 +20,8 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, is_conv_s
 from inductor_passes.vllm.compiled_region import present
 from inductor_passes.vllm.contract import missing_from_layer
 from inductor_passes.vllm.decline import Decline, counters
+from inductor_passes.vllm.decodes import direct_decode_for, say_once
+from inductor_passes.vllm.direct_decode import DirectDecode
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.layer_tensors import layer_shape, layer_tensors
 from inductor_passes.vllm.options import Options, read_options
@@ -49,6 +53,9 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         self._layer_arguments: list[Tensor] = []
         self._layer_addresses: tuple[int | None, ...] = ()
         self._layer_sizes: tuple[int, ...] = ()
+        self._direct_decode: DirectDecode | None = None
+        self._decodes_tried = False
+        self._max_decodes: int = getattr(getattr(config, "scheduler_config", None), "max_num_seqs", 0)
         if self._options.enabled and self._options.verify:
             both = verified(self, super().conv_ssm_forward, self.conv_ssm_forward)
             self.conv_ssm_forward = both  # type: ignore[method-assign,assignment]
@@ -68,6 +75,8 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             self._prepare(projected_states)
         metadata = by_layer.get(name) if isinstance(by_layer, dict) else None
         if metadata is None or metadata.num_prefills == 0:
+            if metadata is not None and not self._decodes_tried:
+                self._prepare_decodes()
             super().conv_ssm_forward(projected_states, output)
             return
         if not self._region_tried:
@@ -78,13 +87,27 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             counters.decline(decline)
             super().conv_ssm_forward(projected_states, output)
             return
-        if plan.without_prefill is not None:
-            context.attn_metadata = {self.prefix: plan.without_prefill}
+        if plan.num_decode_tokens and not self._decode(projected_states, output, plan):
+            context.attn_metadata = {self.prefix: plan.without_prefill(metadata)}
             try:
                 super().conv_ssm_forward(projected_states, output)
             finally:
                 context.attn_metadata = by_layer
         self._prefill(projected_states, output, plan)
+
+    def _decode(self, projected: Tensor, output: Tensor, plan: StepPlan) -> bool:
+        """Launch the decodes by address, if that is known to be the same as vLLM's own code."""
+        direct = self._direct_decode
+        if direct is None:
+            return False
+        decodes = plan.decodes
+        if decodes is None or not direct(
+            decodes, projected.data_ptr(), output.data_ptr(), self._layer_addresses, self._layer_sizes[0]
+        ):
+            say_once(logging.WARNING, "a step has others than were compiled for")
+            return False
+        counters.layer_decodes += 1
+        return True
 
     def _prefill(self, projected: Tensor, output: Tensor, plan: StepPlan) -> None:
         region = self._region
@@ -124,7 +147,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         if plan.checkpoints is not None and region.with_checkpoints is None:
             return Decline.CHECKPOINTS
         if self.kv_cache is not self._bound_to:
-            self._bind()
+            self._bind(plan.sizes[3])
         if self._tensors is None:
             return Decline.CACHE
         if not (projected.is_contiguous() and output.is_contiguous()):
@@ -154,14 +177,29 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
                 logger.warning("mamba_ops: vLLM's own code runs layer %s and those like it: %s", name, error)
             logger.debug("mamba_ops: how it failed", exc_info=True)
 
-    def _bind(self) -> None:
+    def _prepare_decodes(self) -> None:
+        """Compile in a step of decodes alone: vLLM's warm-up may have no other. No cache is kept, it may be a trial."""
+        region = self._region
+        if region is None or region.shape.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return
+        self._decodes_tried = True
+        tensors = layer_tensors(self, region.shape, not is_conv_state_dim_first())
+        if tensors is not None:
+            direct_decode_for(self, tensors, region.shape, 1, self._max_decodes, self._options)
+
+    def _bind(self, slots_stride: int) -> None:
         """Take up the caches, which are allocated after the profile run, and may be again."""
         assert self._region is not None
+        shape = self._region.shape
         self._bound_to = self.kv_cache
-        self._tensors = layer_tensors(self, self._region.shape, not is_conv_state_dim_first())
+        self._direct_decode = None
+        self._tensors = layer_tensors(self, shape, not is_conv_state_dim_first())
         if self._tensors is not None:
             self._layer_arguments = present(self._tensors)
             self._layer_addresses = tuple(None if tensor is None else tensor.data_ptr() for tensor in self._tensors)
             conv_state, ssm_state = self._tensors.conv_state, self._tensors.ssm_state
             steps = (conv_state.stride(0) // SLOT_MULTIPLE, ssm_state.stride(0) // SLOT_MULTIPLE)
             self._layer_sizes = (ssm_state.shape[0], *steps)
+            self._direct_decode = direct_decode_for(
+                self, self._tensors, shape, slots_stride, self._max_decodes, self._options
+            )

@@ -8,7 +8,7 @@ which they share.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,19 @@ from inductor_passes.vllm.region_inputs import CheckpointTensors, StepTensors
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
 _ATTRIBUTE = "_mamba_ops_plan"
+_ALIGNMENT = 16  # bytes; what the kernels of a decode are compiled for
+
+
+class StepDecodes(NamedTuple):
+    """The decodes in front of the prefills, of one token each.
+
+    Attributes:
+        ndecodes: how many. slots: address of theirs. slots_stride: of these, in elements.
+    """
+
+    ndecodes: int
+    slots: int
+    slots_stride: int
 
 
 class StepPlan:
@@ -30,19 +43,20 @@ class StepPlan:
         addresses: of these tensors.
         max_tokens: no sequence is longer. one_chunk: whether each is one chunk.
         num_decode_tokens: tokens in front of those in prefill.
-        without_prefill: metadata in which only the decodes are left, or None if there are none.
+        decodes: those that may be launched by address, or None if there are none or they are something else.
     """
 
     __slots__ = (
+        "_without_prefill",
         "addresses",
         "checkpoints",
         "decline",
+        "decodes",
         "max_tokens",
         "num_decode_tokens",
         "one_chunk",
         "sizes",
         "tensors",
-        "without_prefill",
     )
 
     def __init__(self, metadata: Any, device: torch.device) -> None:
@@ -65,7 +79,14 @@ class StepPlan:
                 if tiles and self.checkpoints is None:
                     tiles[_ATTRIBUTE] = (self.tensors, self.sizes, self.max_tokens, self.one_chunk)
         self.addresses = tuple(tensor.data_ptr() for tensor in self.tensors) if self.decline is None else ()
-        self.without_prefill = _without_prefill(metadata) if metadata.num_decodes > 0 else None
+        self.decodes = _decodes(metadata, device) if self.num_decode_tokens else None
+        self._without_prefill: Any = None
+
+    def without_prefill(self, metadata: Any) -> Any:
+        """The metadata of the step, in which only the decodes are left."""
+        if self._without_prefill is None:
+            self._without_prefill = _without_prefill(metadata)
+        return self._without_prefill
 
 
 def plan_of(metadata: Any, device: torch.device) -> StepPlan:
@@ -142,6 +163,19 @@ def _decline(tensors: StepTensors, checkpoints: CheckpointTensors | None, device
     if device.type == "cpu" and tensors.slots.unique().shape[0] != nseqs:
         return Decline.SHARED_SLOT  # only in warm-up runs, whose sequences have no slots of their own
     return None
+
+
+def _decodes(metadata: Any, device: torch.device) -> StepDecodes | None:
+    """The decodes, if vLLM's code would launch for them what `inductor_passes.vllm.decode_launches` launches."""
+    ndecodes: int = metadata.num_decodes
+    slots = getattr(metadata, "state_indices_tensor_d", None)
+    speculative = [getattr(metadata, name, None) for name in ("num_accepted_tokens", "query_start_loc_d")]
+    if ndecodes != metadata.num_decode_tokens or not isinstance(slots, Tensor) or speculative != [None, None]:
+        return None
+    if slots.shape != (ndecodes, 1) or slots.dtype != torch.int32 or slots.device != device or slots.stride(1) != 1:
+        return None
+    address = slots.data_ptr()
+    return None if address % _ALIGNMENT else StepDecodes(ndecodes, address, slots.stride(0))
 
 
 def _without_prefill(metadata: Any) -> Any:

@@ -48,7 +48,9 @@ def test_nothing_is_compiled_or_tuned_while_serving(run: Run) -> None:
     assert ours["counters"]["layer_checkpoints"] > 0
     assert "Kernel JIT monitor activated" in ours["log"]
     assert "during inference" not in ours["log"]
-    assert ours["log"].rindex("Mamba2 prefill of") < ours["log"].index("init engine (")
+    assert ours["counters"]["layer_decodes"] > 0
+    for said in ("Mamba2 prefill of", "decodes beside prefills are launched by address"):
+        assert ours["log"].rindex(said) < ours["log"].index("init engine (")
 
 
 @pytest.mark.fault(15)
@@ -61,17 +63,34 @@ def test_every_layer_call_has_the_same_bits(run: Run) -> None:
     assert ours["counters"]["verified"] >= 10
     assert "mismatches" not in ours["counters"]
     assert ours["counters"]["regions"] == 1
+    assert ours["counters"]["layer_decodes"] > 0
+
+
+def test_decodes_in_vllms_own_way(run: Run) -> None:
+    """Some steps have decodes beside prefills, and with the option off none of them is launched by address."""
+    off = {"MAMBA_OPS_VLLM_DECODE": "0"}
+    ours = run("granite", SCHEDULES, plugin=True, own_process="decode off", environment=off, **GPU)
+    by_default, theirs = with_and_without(run, SCHEDULES)
+    assert "layer_decodes" not in ours["counters"]
+    assert by_default["counters"]["layer_decodes"] > 0
+    assert_same_answers(ours, theirs)
+    assert_same_answers(by_default, theirs)
 
 
 @pytest.mark.fault(6)
 def test_two_dtypes_in_one_buffer(run: Run) -> None:
-    assert_same_answers(*with_and_without(run, SCHEDULES, mamba_ssm_cache_dtype="float32"))
+    ours, theirs = with_and_without(run, SCHEDULES, mamba_ssm_cache_dtype="float32")
+    assert_same_answers(ours, theirs)
+    assert ours["counters"]["layer_decodes"] > 0
 
 
 def test_speculative_decoding(run: Run) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
     schedules = [[add(0, "a", prompt(0, 60) * 3, 40), add(1, "b", prompt(1, 200), 40)]]
-    assert_same_answers(*with_and_without(run, schedules, speculative_config=drafts))
+    ours, theirs = with_and_without(run, schedules, speculative_config=drafts)
+    assert_same_answers(ours, theirs)
+    assert "layer_decodes" not in ours["counters"]
+    assert ours["log"].count("runs the decodes beside prefills: decoding is speculative") == 1
 
 
 def test_sleep_and_wake(run: Run) -> None:

@@ -23,6 +23,11 @@ def test_it_is_on_unless_the_user_says_otherwise(text: str | None) -> None:
     assert read_options(None, {} if text is None else {"MAMBA_OPS_VLLM": text}).enabled
 
 
+def test_decodes_can_be_left_to_vllm() -> None:
+    assert read_options(None, {}).decode
+    assert read_options(None, {"MAMBA_OPS_VLLM_DECODE": "0"}) == Options(decode=False)
+
+
 def test_additional_config_wins() -> None:
     config = {"mamba_ops": {"dump": "b", "verify": 3}, "other": 1}
     assert read_options(config, {"MAMBA_OPS_VLLM_DUMP": "a"}) == Options(dump="b", verify=3)
