@@ -169,8 +169,9 @@ def _decodes(metadata: Any, device: torch.device) -> StepDecodes | None:
     """The decodes, if vLLM's code would launch for them what `inductor_passes.vllm.decode_launches` launches."""
     ndecodes: int = metadata.num_decodes
     slots = getattr(metadata, "state_indices_tensor_d", None)
-    speculative = [getattr(metadata, name, None) for name in ("num_accepted_tokens", "query_start_loc_d")]
-    if ndecodes != metadata.num_decode_tokens or not isinstance(slots, Tensor) or speculative != [None, None]:
+    if any(getattr(metadata, name, None) is not None for name in ("num_accepted_tokens", "query_start_loc_d")):
+        return None  # decoding is speculative
+    if ndecodes != metadata.num_decode_tokens or not isinstance(slots, Tensor):
         return None
     if slots.shape != (ndecodes, 1) or slots.dtype != torch.int32 or slots.device != device or slots.stride(1) != 1:
         return None
