@@ -20,6 +20,7 @@ from inductor_passes.vllm.contract import missing_from_layer
 from inductor_passes.vllm.decline import Decline, counters
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.layer_tensors import layer_shape, layer_tensors
+from inductor_passes.vllm.metadata_backend import backend_for
 from inductor_passes.vllm.options import Options, read_options
 from inductor_passes.vllm.region_inputs import LayerTensors
 from inductor_passes.vllm.regions import Region, region_for
@@ -51,6 +52,11 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         if self._options.enabled and self._options.verify:
             both = verified(self, super().conv_ssm_forward, self.conv_ssm_forward)
             self.conv_ssm_forward = both  # type: ignore[method-assign,assignment]
+
+    def get_attn_backend(self, *args: Any, **kwargs: Any) -> Any:
+        """What builds the metadata of a step for this layer."""
+        stock = super().get_attn_backend(*args, **kwargs)
+        return backend_for(stock) if self._options.enabled and self._options.metadata else stock
 
     def conv_ssm_forward(self, projected_states: Tensor, output: Tensor) -> None:
         """Convolution and SSD of one step; vLLM's custom op calls this.

@@ -28,6 +28,7 @@ class Options:
         eliminate: whether the pass runs; without it the region is compiled with its snapshot, for comparisons.
         cpp_host_code: whether the code that launches the kernels is C++, compiled when the engine starts.
         one_pass: whether short prefills run in one pass over the state, with the same bits.
+        metadata: whether the plugin builds what vLLM's layers need in each step, with the same values in less time.
         self_check: whether a compiled region is tried on made-up sequences before it is used.
         dump: folder for both graphs, what the pass did, and the generated code; empty for none.
         verify: number of layer calls that are also run by vLLM's own code and compared; for tests, it is slow.
@@ -38,6 +39,7 @@ class Options:
     eliminate: bool = True
     cpp_host_code: bool = False
     one_pass: bool = True
+    metadata: bool = True
     self_check: bool = True
     dump: str = ""
     verify: int = 0
@@ -114,6 +116,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "eliminate": _read_bool,
     "cpp_host_code": _read_bool,
     "one_pass": _read_bool,
+    "metadata": _read_bool,
     "self_check": _read_bool,
     "dump": str,
     "verify": _read_count,
