@@ -1,7 +1,7 @@
 """What vLLM builds for its Mamba2 layers in each step, with less of the host's time.
 
 A subclass of vLLM's builder, whose metadata has the same values in every field. vLLM's own code still builds it with
-drafts, with ReplaySSM, for a state kept in the middle of a prefill, and for a batch of another form than expected.
+drafts, with ReplaySSM, and for a batch of another form than expected.
 """
 
 from __future__ import annotations
@@ -90,8 +90,6 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             num_decodes = int(np.argmax(is_prefill))
             num_decode_tokens = int(starts[num_decodes])
         num_prefills = num_reqs - num_decodes
-        if num_prefills and self.checkpoint_builder.build(common, list(range(num_decodes, num_reqs))) is not None:
-            return None
         decodes, prefills = self._slots(num_decodes, num_prefills, common.block_table_tensor, common.seq_lens)
         fields: dict[str, Any] = {
             "num_reqs": num_reqs,
@@ -110,8 +108,10 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             metadata = self.metadata_cls(query_start_loc_p=None, has_initial_states_p=None, **fields)
             return self._update_metadata_for_cudagraph_capture(metadata)
         device = common.query_start_loc.device
-        contexts_p = contexts[num_decodes:].tolist()
-        tables = step_tables(lengths[num_decodes:].tolist(), contexts_p, self.chunk_size, device, self._pinned)
+        checkpoint = self.checkpoint_builder.build(common, list(range(num_decodes, num_reqs)))
+        offsets_p = None if checkpoint is None else checkpoint.offsets
+        lengths_p, contexts_p = lengths[num_decodes:].tolist(), contexts[num_decodes:].tolist()
+        tables = step_tables(lengths_p, contexts_p, offsets_p, self.chunk_size, device, self._pinned)
         metadata = self.metadata_cls(
             query_start_loc_p=tables.query_start_loc,
             has_initial_states_p=tables.has_initial_states,
@@ -119,12 +119,15 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             cu_chunk_seqlen_p=tables.cu_chunk_seqlen,
             seq_idx_p=tables.seq_idx,
             last_chunk_indices_p=tables.last_chunk_indices,
+            checkpoint_chunk_idx=tables.checkpoint_chunks,
+            checkpoint_meta=checkpoint,
             nums_dict=tables.nums_dict,
             batch_ptr=tables.batch_ptr,
             token_chunk_offset_ptr=tables.token_chunk_offset_ptr,
             **fields,
         )
-        share(metadata, tables.max_tokens)
+        if checkpoint is None:
+            share(metadata, tables.max_tokens)
         return metadata
 
     def _slots(
