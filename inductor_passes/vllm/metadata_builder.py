@@ -19,6 +19,9 @@ from inductor_passes.vllm.metadata_check import why_not
 from inductor_passes.vllm.step import copy_without_plan, share
 from inductor_passes.vllm.step_tables import step_tables
 
+# Bytes. Kernels are compiled anew for an address that is not a multiple of it, as that of a row of the runner's may be.
+_ALIGNMENT = 16
+
 
 class FastMamba2Backend(Mamba2AttentionBackend):  # type: ignore[misc]
     """vLLM's backend with the builder below; vLLM groups layers by its name."""
@@ -137,6 +140,8 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
         slots = self._take_slots()
         if slots is None or slots.shape[0] != num_decodes + num_prefills:
             slots = mamba_get_block_table_tensor(block_table, seq_lens, self.kv_cache_spec, self._cache_mode)
+        elif slots.data_ptr() % _ALIGNMENT:
+            slots = slots.clone()
         assert slots.shape[0] == num_decodes + num_prefills
         if slots.dim() == 1:
             slots = slots.unsqueeze(-1)

@@ -46,6 +46,8 @@ def test_nothing_is_compiled_or_tuned_while_serving(run: Run) -> None:
     ours = run("granite", [shared_prefixes(), *SCHEDULES], plugin=True, own_process="cold", **{**GPU, **caching})
     assert declined(ours) == {}
     assert ours["counters"]["layer_checkpoints"] > 0
+    assert set(ours["backends"]) == {"FastMamba2Backend"}
+    assert "builds the metadata of Mamba2 layers" not in ours["log"]
     assert "Kernel JIT monitor activated" in ours["log"]
     assert "during inference" not in ours["log"]
     assert ours["log"].rindex("Mamba2 prefill of") < ours["log"].index("init engine (")
