@@ -91,7 +91,7 @@ def steps(builders: list[Any], batches: list[Any], case: dict[str, Any], device:
     """For each batch the metadata of each group, as a runner has it built."""
     spec, rng = builders[0].kv_cache_spec, random.Random(1)
     built = []
-    for batch in batches:
+    for step, batch in enumerate(batches):
         nrows, columns = len(batch[0]), 1 if case["mode"] == "none" else 2 + MOST // BLOCK + spec.num_speculative_blocks
         tables = []
         for _ in builders:
@@ -110,7 +110,8 @@ def steps(builders: list[Any], batches: list[Any], case: dict[str, Any], device:
         aligned = torch.zeros(len(builders), nrows + 1, 1, dtype=torch.int32, device=device)
         for group, builder in enumerate(builders):
             context = common(batch, tables, device, group)
-            if case.get("runner") and hasattr(builder, "mamba_aligned_state_indices"):
+            is_set = case.get("runner") and step % 5 != 4  # what was set for the step before must be forgotten
+            if is_set and hasattr(builder, "mamba_aligned_state_indices"):
                 slots = aligned[group, :nrows]
                 slots.copy_(mamba_get_block_table_tensor(tables[group], context.seq_lens, spec, case["mode"]))
                 builder.mamba_aligned_state_indices = slots
