@@ -80,8 +80,9 @@ def our_blocks(headdim: int, dstate: int, chunk_size: int) -> dict[str, triton.C
         blocks = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k}
         return triton.Config(blocks, num_warps=kernel.NUM_WARPS, num_stages=kernel.NUM_STAGES)
 
+    block_heads = chunk_cumsum.block_heads(chunk_size, chunk_cumsum.NUM_WARPS)
     return {
-        "chunk_cumsum": triton.Config({"BLOCK_SIZE_H": chunk_cumsum.BLOCK_HEADS}, num_warps=chunk_cumsum.NUM_WARPS),
+        "chunk_cumsum": triton.Config({"BLOCK_SIZE_H": block_heads}, num_warps=chunk_cumsum.NUM_WARPS),
         "chunk_state": config(
             padded(headdim, chunk_state.BLOCK_HEADDIM),
             padded(dstate, chunk_state.BLOCK_DSTATE),

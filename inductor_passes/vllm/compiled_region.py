@@ -43,6 +43,7 @@ class CompiledRegion:
         one_chunk: whether each sequence must be one chunk.
         run: takes a list of `Sizes` and tensors, in the order of `arguments`, which it empties.
         recording: the graph that the pass got and the one that it left, and what Inductor generated.
+        direct: the same with addresses in place of tensors, if it is a `DirectRegion`.
     """
 
     shape: LayerShape
@@ -51,6 +52,7 @@ class CompiledRegion:
     one_chunk: bool
     run: Callable[[list[Any]], Any]
     recording: Recording
+    direct: Callable[..., None] | None = None
 
     @property
     def report(self) -> GraphReport:
@@ -64,13 +66,12 @@ class CompiledRegion:
         self.run([*sizes, projected, out, *layer, *step])
 
 
-def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: bool = False) -> CompiledRegion:
+def compile_region(shape: LayerShape, *, eliminate: bool = True) -> CompiledRegion:
     """Trace and compile the prefill for layers of one shape.
 
     Args:
         shape: of the layers.
         eliminate: whether the pass runs. Without it the snapshot stays, for comparisons.
-        cpp_host_code: whether Inductor writes the code that launches the kernels in C++, which needs a compiler.
 
     Raises:
         Exception: whatever PyTorch raises when it cannot compile; nothing has been changed then.
@@ -79,24 +80,20 @@ def compile_region(shape: LayerShape, *, eliminate: bool = True, cpp_host_code: 
     def function(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, _: Any) -> None:
         prefill(projected, out, layer, step, shape)
 
-    return _compile(function, shape, eliminate=eliminate, cpp_host_code=cpp_host_code)
+    return _compile(function, shape, eliminate=eliminate)
 
 
-def compile_region_in_one_pass(
-    shape: LayerShape, max_tokens: int, one_chunk: bool, *, cpp_host_code: bool = False
-) -> CompiledRegion:
+def compile_region_in_one_pass(shape: LayerShape, max_tokens: int, one_chunk: bool) -> CompiledRegion:
     """The same for `prefill_in_one_pass`, which has no snapshot to begin with."""
 
     def function(projected: Tensor, out: Tensor, layer: LayerTensors, step: StepTensors, _: Any) -> None:
         prefill_in_one_pass(projected, out, layer, step, shape, max_tokens, one_chunk)
 
-    compiled = _compile(function, shape, eliminate=False, cpp_host_code=cpp_host_code)
+    compiled = _compile(function, shape, eliminate=False)
     return dataclasses.replace(compiled, max_tokens=max_tokens, one_chunk=one_chunk)
 
 
-def compile_region_with_checkpoints(
-    shape: LayerShape, *, eliminate: bool = True, cpp_host_code: bool = False
-) -> CompiledRegion:
+def compile_region_with_checkpoints(shape: LayerShape, *, eliminate: bool = True) -> CompiledRegion:
     """The same for `keep_inputs` and `prefill_with_checkpoints`, one after the other.
 
     The snapshot stays there, in one launch. On a CPU they are not compiled: a C++ compiler would take half a minute
@@ -118,10 +115,7 @@ def compile_region_with_checkpoints(
 
         uncompiled = Recording(problems=["prefill with checkpoints runs uncompiled"])
         return CompiledRegion(shape, True, None, False, run, uncompiled)
-    inputs, states = (
-        _compile(function, shape, checkpoints=True, eliminate=eliminate, cpp_host_code=cpp_host_code)
-        for function in (first, second)
-    )
+    inputs, states = (_compile(function, shape, checkpoints=True, eliminate=eliminate) for function in (first, second))
 
     def run_both(arguments: list[Any]) -> None:
         inputs.run(arguments.copy())
@@ -136,7 +130,6 @@ def _compile(
     *,
     checkpoints: bool = False,
     eliminate: bool,
-    cpp_host_code: bool,
 ) -> CompiledRegion:
     # vLLM runs models in inference mode, whose tensors cannot be traced; it may also have set a default device.
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
@@ -151,8 +144,6 @@ def _compile(
         outputs: list[Any] = []
 
         def keep_output(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-            # Here and not among the options of `compile_fx`, which drops symbols from its inputs when it sees that one.
-            options["cpp_wrapper"] = cpp_host_code
             with V.set_real_inputs(inputs):
                 outputs.append(compile_fx_inner(graph, inputs, **options))
             return outputs[-1]

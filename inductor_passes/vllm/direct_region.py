@@ -1,91 +1,104 @@
-"""The region for short sequences, launched by address: nothing but arithmetic between the layer and the driver.
+"""Regions launched by address: nothing but arithmetic between the layer and the driver.
 
-Inductor's code for the same two launches makes a tensor for every intermediate result and every view, and Triton asks
-each of them for its address and the driver for what that address is. Here one buffer holds all intermediate results,
-and a kernel gets numbers.
+Inductor's code for the same launches makes a tensor for every intermediate result and every view, and Triton asks each
+of them for its address and the driver for what that address is. Here one buffer holds all intermediate results, and a
+kernel gets numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compiled_region import CompiledRegion
+from inductor_passes.vllm.direct_kernel import DirectKernel
+from inductor_passes.vllm.direct_launches import conv_launch, scan_launch, staged_launches
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region_inputs import LayerShape
-from mamba_ops.ops.conv_cumsum import conv_cumsum_launch
-from mamba_ops.ops.launch import Launch
-from mamba_ops.ops.one_pass import one_pass_launch
+from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
+from inductor_passes.vllm.workspace import workspace
 
 _ALIGNMENT = 16  # bytes; what the kernels are compiled for
 
-
-class DirectKernel:
-    """A Triton kernel compiled for one launch's arguments, of which the first ones may then vary.
-
-    Args:
-        launch: its arguments stand for all later ones: the same types, the same divisibility by 16, the same ones.
-        varying: how many of the kernel's parameters are given in each call, tensors as addresses.
-    """
-
-    def __init__(self, launch: Launch, varying: int) -> None:
-        names: list[str] = launch.kernel.arg_names
-        given = dict(zip(names, launch.arguments, strict=False)) | launch.constants
-        compiled = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
-        self._fixed = tuple(given[name] for name in names[varying:])
-        self._run: Callable[..., None] = compiled.run  # loads the kernel
-        self._function, self._metadata = compiled.function, compiled.packed_metadata
-
-    def __call__(self, grid: tuple[int, int, int], stream: int, *varying: int | None) -> None:
-        """Launch it."""
-        self._run(*grid, stream, self._function, self._metadata, None, None, None, *varying, *self._fixed)
+Addresses = Sequence[int | None]
 
 
-def direct_region_in_one_pass(shape: LayerShape, max_tokens: int, one_chunk: bool) -> CompiledRegion:
-    """`prefill_in_one_pass`, launched by address.
+class DirectRegion:
+    """A region for the layers of one shape, on a GPU.
 
     Args:
-        shape: of the layers, on a GPU.
-        max_tokens: no sequence is longer.
-        one_chunk: whether each sequence is one chunk.
+        shape: of the layers.
 
     Raises:
         ValueError: parts of a token's row are not aligned as the kernels need it.
         Exception: whatever Triton raises when it cannot compile.
     """
-    itemsize = shape.dtype.itemsize
-    x_at, dt_at = shape.inner * itemsize, (shape.inner + shape.conv_dim) * itemsize
-    B_at, C_at = x_at, x_at + shape.ngroups * shape.dstate * itemsize
-    if (x_at | dt_at | C_at) % _ALIGNMENT:
-        raise ValueError("parts of a token's row are not aligned")
-    with torch.inference_mode(False), torch.accelerator.device_index(shape.device.index):
-        conv, scan = _launches(shape, max_tokens, one_chunk)
-        conv_kernel, scan_kernel = DirectKernel(conv, 21), DirectKernel(scan, 16)
-    channel_blocks, (headdim_blocks, nheads, _) = conv.grid[1], scan.grid
-    row_bytes, steps_bytes = shape.conv_dim * itemsize, shape.nheads * shape.chunk_size * 4
-    device, index, has_conv_bias = shape.device, shape.device.index, shape.has_conv_bias
-    current_stream = torch._C._cuda_getCurrentRawStream
 
-    def launch(arguments: list[Any]) -> None:
-        ntokens, nseqs, nchunks, ntiles, slots_stride, num_slots, conv_step, ssm_step, projected, out, *rest = arguments
-        addresses = [tensor.data_ptr() for tensor in rest]
-        if not has_conv_bias:
-            addresses.insert(1, None)
-        weight, bias, A, D, dt_bias, conv_state, ssm_state, *step = addresses
-        cu_seqlens, cu_chunk_seqlens, last_chunk_indices, _, slots, has, sequence, offset = step
-        dt_from = -(-ntokens * row_bytes // _ALIGNMENT) * _ALIGNMENT
-        buffer = torch.empty(dt_from + 2 * nchunks * steps_bytes, dtype=torch.uint8, device=device)
-        convolved, x = buffer.data_ptr(), projected.data_ptr()
+    def __init__(self, shape: LayerShape) -> None:
+        itemsize = shape.dtype.itemsize
+        self._x_at, self._dt_at = shape.inner * itemsize, (shape.inner + shape.conv_dim) * itemsize
+        self._B_at = shape.inner * itemsize
+        self._C_at = self._B_at + shape.ngroups * shape.dstate * itemsize
+        if (self._x_at | self._dt_at | self._C_at) % _ALIGNMENT:
+            raise ValueError("parts of a token's row are not aligned")
+        launch = conv_launch(shape)
+        self._conv, self._channel_blocks = DirectKernel(launch, 21), launch.grid[1]
+        self._row_bytes, self._steps_bytes = shape.conv_dim * itemsize, shape.nheads * shape.chunk_size * 4
+        self._device, self._index = shape.device, shape.device.index
+        self._chunk_bytes = 2 * self._steps_bytes
+
+    def __call__(
+        self,
+        ntokens: int,
+        step_sizes: tuple[int, int, int, int],
+        layer_sizes: tuple[int, int, int],
+        projected: int,
+        out: int,
+        layer: Addresses,
+        step: Addresses,
+    ) -> None:
+        """Run it.
+
+        Args:
+            ntokens: of the activations.
+            step_sizes, layer_sizes: the first and the last of `Sizes` behind ntokens.
+            projected, out: addresses, see `inductor_passes.vllm.region`.
+            layer, step: addresses of `LayerTensors` and `StepTensors`.
+        """
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        if torch.cuda.current_device() == self._index:
+            self.on(stream, ntokens, step_sizes, layer_sizes, projected, out, layer, step)
+        else:
+            with torch.accelerator.device_index(self._index):
+                self.on(stream, ntokens, step_sizes, layer_sizes, projected, out, layer, step)
+
+    def on(
+        self,
+        stream: int,
+        ntokens: int,
+        step_sizes: tuple[int, int, int, int],
+        layer_sizes: tuple[int, int, int],
+        projected: int,
+        out: int,
+        layer: Addresses,
+        step: Addresses,
+    ) -> None:
+        """Run it on a stream of the current device."""
+        _, nchunks, ntiles, slots_stride = step_sizes
+        num_slots, conv_step, _ = layer_sizes
+        weight, bias, A, _, dt_bias, conv_state, _ = layer
+        cu_seqlens, cu_chunk_seqlens, _, _, slots, has, sequence, offset = step
+        dt_from = -(-ntokens * self._row_bytes // _ALIGNMENT) * _ALIGNMENT
+        buffer = workspace(self._device, stream, dt_from + nchunks * self._chunk_bytes)
+        convolved = buffer.data_ptr()
         dt_out = convolved + dt_from
-        dA_cumsum = dt_out + nchunks * steps_bytes
-        stream = current_stream(index)
-        conv_kernel(
-            (ntiles + nchunks, channel_blocks, 1),
+        dA_cumsum = dt_out + nchunks * self._steps_bytes
+        self._conv(
+            (ntiles + nchunks, self._channel_blocks, 1),
             stream,
-            x + x_at,
+            projected + self._x_at,
             weight,
             bias,
             cu_seqlens,
@@ -95,7 +108,7 @@ def direct_region_in_one_pass(shape: LayerShape, max_tokens: int, one_chunk: boo
             sequence,
             offset,
             convolved,
-            x + dt_at,
+            projected + self._dt_at,
             A,
             dt_bias,
             cu_chunk_seqlens,
@@ -107,90 +120,184 @@ def direct_region_in_one_pass(shape: LayerShape, max_tokens: int, one_chunk: boo
             slots_stride,
             1,
         )
-        scan_kernel(
-            (headdim_blocks, nheads, nseqs),
+        self._scan(stream, step_sizes, layer_sizes, convolved, dt_out, dA_cumsum, out, layer, step)
+
+    def _scan(
+        self,
+        stream: int,
+        step_sizes: tuple[int, int, int, int],
+        layer_sizes: tuple[int, int, int],
+        convolved: int,
+        dt_out: int,
+        dA_cumsum: int,
+        out: int,
+        layer: Addresses,
+        step: Addresses,
+    ) -> None:
+        """Launch what follows the convolution and the sums. Its own results go behind `dA_cumsum`."""
+        raise NotImplementedError
+
+
+class InOnePass(DirectRegion):
+    """`prefill_in_one_pass`: two launches."""
+
+    def __init__(self, shape: LayerShape, max_tokens: int, one_chunk: bool) -> None:
+        super().__init__(shape)
+        launch = scan_launch(shape, max_tokens, one_chunk)
+        self._kernel, (self._headdim_blocks, self._nheads, _) = DirectKernel(launch, 16), launch.grid
+        self._one_chunk = one_chunk
+
+    def _scan(
+        self,
+        stream: int,
+        step_sizes: tuple[int, int, int, int],
+        layer_sizes: tuple[int, int, int],
+        convolved: int,
+        dt_out: int,
+        dA_cumsum: int,
+        out: int,
+        layer: Addresses,
+        step: Addresses,
+    ) -> None:
+        nseqs, _, _, slots_stride = step_sizes
+        num_slots, _, ssm_step = layer_sizes
+        _, cu_chunk_seqlens, last_chunk_indices, _, slots, has, _, _ = step
+        self._kernel(
+            (self._headdim_blocks, self._nheads, nseqs),
             stream,
             convolved,
-            convolved + B_at,
-            convolved + C_at,
+            convolved + self._B_at,
+            convolved + self._C_at,
             dt_out,
             dA_cumsum,
             cu_chunk_seqlens,
-            None if one_chunk else last_chunk_indices,
-            D,
-            ssm_state,
+            None if self._one_chunk else last_chunk_indices,
+            layer[3],
+            layer[6],
             slots,
             has,
-            out.data_ptr(),
+            out,
             num_slots,
             ssm_step * SLOT_MULTIPLE,
             slots_stride,
             1,
         )
 
+
+class InStages(DirectRegion):
+    """`prefill`: five launches, those that are left once the snapshot is gone."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__(shape)
+        state, passing, bmm, scan = staged_launches(shape)
+        self._state, self._state_grid = DirectKernel(state, 6), state.grid
+        self._passing, self._passing_grid = DirectKernel(passing, 15), passing.grid
+        self._bmm, self._bmm_grid = DirectKernel(bmm, 4), bmm.grid
+        self._outputs, self._outputs_grid = DirectKernel(scan, 10), scan.grid
+        elements = shape.nheads * shape.headdim * shape.dstate
+        self._states_bytes = elements * 4
+        self._entering_bytes = elements * shape.state_dtype.itemsize
+        if self._entering_bytes % _ALIGNMENT:
+            raise ValueError("a state is too small")
+        self._chunk_bytes += self._states_bytes + self._entering_bytes + shape.ngroups * shape.chunk_size**2 * 4
+
+    def _scan(
+        self,
+        stream: int,
+        step_sizes: tuple[int, int, int, int],
+        layer_sizes: tuple[int, int, int],
+        convolved: int,
+        dt_out: int,
+        dA_cumsum: int,
+        out: int,
+        layer: Addresses,
+        step: Addresses,
+    ) -> None:
+        nseqs, nchunks, _, slots_stride = step_sizes
+        num_slots, _, ssm_step = layer_sizes
+        _, chunks, last_chunk_indices, _, slots, has, _, _ = step
+        x, B, C = convolved, convolved + self._B_at, convolved + self._C_at
+        states = dA_cumsum + nchunks * self._steps_bytes
+        entering = states + nchunks * self._states_bytes
+        cb = entering + nchunks * self._entering_bytes
+        cache, stride = layer[6], ssm_step * SLOT_MULTIPLE
+        self._state(_over(self._state_grid, nchunks), stream, x, B, dt_out, dA_cumsum, chunks, states)
+        self._passing(
+            (*self._passing_grid[:2], nseqs),
+            stream,
+            states,
+            dA_cumsum,
+            last_chunk_indices,
+            entering,
+            cache,
+            slots,
+            has,
+            cache,
+            slots,
+            num_slots,
+            stride,
+            stride,
+            slots_stride,
+            1,
+            slots_stride,
+        )
+        self._bmm(_over(self._bmm_grid, nchunks), stream, C, B, chunks, cb)
+        grid = _over(self._outputs_grid, nchunks)
+        self._outputs(grid, stream, cb, x, dt_out, dA_cumsum, C, entering, chunks, layer[3], None, out)
+
+
+def direct_region_in_one_pass(shape: LayerShape, max_tokens: int, one_chunk: bool) -> CompiledRegion:
+    """`prefill_in_one_pass`, launched by address.
+
+    Args:
+        shape: of the layers, on a GPU.
+        max_tokens: no sequence is longer.
+        one_chunk: whether each sequence is one chunk.
+
+    Raises:
+        See `DirectRegion`.
+    """
+    return _region(shape, lambda: InOnePass(shape, max_tokens, one_chunk), max_tokens, one_chunk)
+
+
+def direct_region(shape: LayerShape) -> CompiledRegion:
+    """`prefill`, launched by address.
+
+    Args:
+        shape: of the layers, on a GPU.
+
+    Raises:
+        See `DirectRegion`.
+    """
+    return _region(shape, lambda: InStages(shape), None, False)
+
+
+def _over(grid: tuple[Any, ...], nchunks: int) -> tuple[int, int, int]:
+    return grid[0], nchunks, grid[2]
+
+
+def _region(
+    shape: LayerShape, make: Callable[[], DirectRegion], max_tokens: int | None, one_chunk: bool
+) -> CompiledRegion:
+    with torch.inference_mode(False), torch.accelerator.device_index(shape.device.index):
+        direct = make()
+    note = "the kernels are launched by address: there is no graph and no generated code"
+    recording = Recording(problems=[note])
+    return CompiledRegion(shape, False, max_tokens, one_chunk, over_tensors(shape, direct), recording, direct)
+
+
+def over_tensors(shape: LayerShape, direct: Callable[..., None]) -> Callable[[list[Any]], None]:
+    """What takes sizes and tensors, as `CompiledRegion.run` does, and calls a `DirectRegion` with addresses."""
+    bias_at = LayerTensors._fields.index("conv_bias")
+    nlayer = len(LayerTensors._fields) - (not shape.has_conv_bias)
+
     def run(arguments: list[Any]) -> None:
-        if torch.cuda.current_device() == index:
-            launch(arguments)
-        else:
-            with torch.accelerator.device_index(index):
-                launch(arguments)
+        ntokens, *sizes = arguments[:8]
+        projected, out, *rest = (tensor.data_ptr() for tensor in arguments[8:])
+        layer: list[int | None] = rest[:nlayer]
+        step = rest[nlayer:]
+        if not shape.has_conv_bias:
+            layer.insert(bias_at, None)
+        direct(ntokens, tuple(sizes[:4]), tuple(sizes[4:]), projected, out, layer, step)
 
-    note = "two kernels are launched by address: there is no graph and no generated code"
-    return CompiledRegion(shape, False, max_tokens, one_chunk, run, Recording(problems=[note]))
-
-
-def _launches(shape: LayerShape, max_tokens: int, one_chunk: bool) -> tuple[Launch, Launch]:
-    """Both launches on tensors without memory, which stand for all later ones."""
-    groups = shape.ngroups * shape.dstate
-    conv_dtype, d_dtype, dt_bias_dtype = shape.parameter_dtypes
-    with torch.device("meta"):
-        # Two tokens, as a view of a single one forgets the distance between tokens.
-        projected = torch.empty(2, shape.projected, dtype=shape.dtype)
-        _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
-        convolved = torch.empty(2, shape.conv_dim, dtype=shape.dtype)
-        x, B, C = convolved.split([shape.inner, groups, groups], dim=1)
-        out = torch.empty(2, shape.nheads, shape.headdim, dtype=shape.dtype)
-        steps = torch.empty(1, shape.nheads, shape.chunk_size)
-        A = torch.empty(shape.nheads)
-        conv_state = torch.empty_strided(
-            (1, shape.conv_dim, shape.width - 1), (2 * SLOT_MULTIPLE, *shape.conv_strides), dtype=shape.dtype
-        )
-        row = (1, shape.nheads, shape.headdim, shape.dstate)
-        row_strides = (2 * SLOT_MULTIPLE, shape.headdim * shape.dstate, shape.dstate, 1)
-        ssm_state = torch.empty_strided(row, row_strides, dtype=shape.state_dtype)
-        integers, has = torch.empty(2, dtype=torch.int32), torch.empty(1, dtype=torch.bool)
-        conv = conv_cumsum_launch(
-            inputs,
-            torch.empty(shape.conv_dim, shape.width, dtype=conv_dtype),
-            torch.empty(shape.conv_dim, dtype=conv_dtype) if shape.has_conv_bias else None,
-            integers,
-            conv_state,
-            integers[:1],
-            has,
-            integers[:1],
-            integers[:1],
-            convolved,
-            dt,
-            A,
-            torch.empty(shape.nheads, dtype=dt_bias_dtype),
-            integers,
-            steps,
-            steps,
-            True,
-        )
-        scan = one_pass_launch(
-            x.unflatten(1, (shape.nheads, shape.headdim)),
-            B.unflatten(1, (shape.ngroups, shape.dstate)),
-            C.unflatten(1, (shape.ngroups, shape.dstate)),
-            steps,
-            steps,
-            integers,
-            ssm_state,
-            integers[:1],
-            has,
-            out,
-            max_tokens,
-            torch.empty(shape.nheads, dtype=d_dtype),
-            None if one_chunk else integers[:1],
-        )
-    return conv, scan
+    return run

@@ -48,6 +48,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         self._bound_to: Any = None
         self._tensors: LayerTensors | None = None
         self._layer_arguments: list[Tensor] = []
+        self._layer_addresses: tuple[int | None, ...] = ()
         self._layer_sizes: tuple[int, ...] = ()
         if self._options.enabled and self._options.verify:
             both = verified(self, super().conv_ssm_forward, self.conv_ssm_forward)
@@ -89,25 +90,36 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
                 super().conv_ssm_forward(projected_states, output)
             finally:
                 context.attn_metadata = by_layer
-            projected_states = projected_states[plan.num_decode_tokens :]
-            output = output[plan.num_decode_tokens :]
         self._prefill(projected_states, output, plan)
 
     def _prefill(self, projected: Tensor, output: Tensor, plan: StepPlan) -> None:
         region = self._region
         assert region is not None
-        output = output.view(-1, region.shape.nheads, region.shape.headdim)
+        decodes = plan.num_decode_tokens
+        if plan.checkpoints is None:
+            counters.layer_prefills += 1
+            compiled = region.for_step(plan.max_tokens, plan.one_chunk, plan.sizes[1])
+            if compiled.direct is not None:
+                compiled.direct(
+                    projected.shape[0] - decodes,
+                    plan.sizes,
+                    self._layer_sizes,
+                    projected.data_ptr() + decodes * region.projected_bytes,
+                    output.data_ptr() + decodes * region.out_bytes,
+                    self._layer_addresses,
+                    plan.addresses,
+                )
+                return
+        else:
+            assert region.with_checkpoints is not None
+            counters.layer_checkpoints += 1
+            compiled = region.with_checkpoints
+        projected, output = projected[decodes:], output[decodes:].view(-1, region.shape.nheads, region.shape.headdim)
         arguments = [projected.shape[0], *plan.sizes, *self._layer_sizes, projected, output]
         arguments += self._layer_arguments
         arguments += plan.tensors
-        if plan.checkpoints is None:
-            region.run_for(plan.max_tokens, plan.one_chunk)(arguments)
-            counters.layer_prefills += 1
-        else:
-            assert region.run_with_checkpoints is not None
-            arguments += plan.checkpoints
-            region.run_with_checkpoints(arguments)
-            counters.layer_checkpoints += 1
+        arguments += plan.checkpoints or ()
+        compiled.run(arguments)
 
     def _decline(self, plan: StepPlan, projected: Tensor, output: Tensor) -> Decline | None:
         region = self._region
@@ -115,7 +127,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             return Decline.NOT_BUILT
         if plan.decline is not None:
             return plan.decline
-        if plan.checkpoints is not None and region.run_with_checkpoints is None:
+        if plan.checkpoints is not None and region.with_checkpoints is None:
             return Decline.CHECKPOINTS
         if self.kv_cache is not self._bound_to:
             self._bind()
@@ -155,6 +167,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         self._tensors = layer_tensors(self, self._region.shape, not is_conv_state_dim_first())
         if self._tensors is not None:
             self._layer_arguments = present(self._tensors)
+            self._layer_addresses = tuple(None if tensor is None else tensor.data_ptr() for tensor in self._tensors)
             conv_state, ssm_state = self._tensors.conv_state, self._tensors.ssm_state
             steps = (conv_state.stride(0) // SLOT_MULTIPLE, ssm_state.stride(0) // SLOT_MULTIPLE)
             self._layer_sizes = (ssm_state.shape[0], *steps)

@@ -26,8 +26,8 @@ class Options:
     Attributes:
         enabled: whether the plugin does anything.
         eliminate: whether the pass runs; without it the region is compiled with its snapshot, for comparisons.
-        cpp_host_code: whether the code that launches the kernels is C++, compiled when the engine starts.
         one_pass: whether short prefills run in one pass over the state, with the same bits.
+        direct: whether kernels are launched by address on a GPU, without the code that Inductor generated.
         metadata: whether the plugin builds what vLLM's layers need in each step, with the same values in less time.
         self_check: whether a compiled region is tried on made-up sequences before it is used.
         dump: folder for both graphs, what the pass did, and the generated code; empty for none.
@@ -37,8 +37,8 @@ class Options:
 
     enabled: bool = True
     eliminate: bool = True
-    cpp_host_code: bool = False
     one_pass: bool = True
+    direct: bool = True
     metadata: bool = True
     self_check: bool = True
     dump: str = ""
@@ -114,8 +114,8 @@ def _read_tolerance(value: Any) -> float:
 _READERS: dict[str, Callable[[Any], Any]] = {
     "enabled": _read_bool,
     "eliminate": _read_bool,
-    "cpp_host_code": _read_bool,
     "one_pass": _read_bool,
+    "direct": _read_bool,
     "metadata": _read_bool,
     "self_check": _read_bool,
     "dump": str,

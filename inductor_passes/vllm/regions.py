@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compiled_region import (
@@ -17,7 +17,7 @@ from inductor_passes.vllm.compiled_region import (
     compile_region_with_checkpoints,
 )
 from inductor_passes.vllm.decline import counters
-from inductor_passes.vllm.direct_region import direct_region_in_one_pass
+from inductor_passes.vllm.direct_region import direct_region, direct_region_in_one_pass
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region_inputs import LayerShape
 from inductor_passes.vllm.self_check import check_against, self_check
@@ -32,46 +32,63 @@ _recordings: list[Recording] = []
 
 # Longest sequences for which the one-pass kernels are built, ascending. Beyond them the staged kernels are as fast.
 ONE_PASS_TOKENS = (32, 64)
-
-Run = Callable[[list[Any]], Any]
+# Beyond so many chunks a GPU takes longer over them than the host takes to launch the kernels in any way.
+MOST_DIRECT_CHUNKS = 64
 
 
 class Region:
     """A compiled region as a layer uses it.
 
     Attributes:
-        shape: of the layers. run, run_with_checkpoints: see `CompiledRegion`.
-        one_pass: longest sequence, whether each must be one chunk, and `run` of the regions for short sequences; the
-            first that fits is the fastest.
+        shape: of the layers.
+        with_checkpoints: for steps that keep states in the middle of a prefill, or None.
         row_bytes: what divides the size of a token's row in both activations.
+        projected_bytes, out_bytes: of a token's row in either.
         misaligned: bits of an address that must be zero.
     """
 
-    __slots__ = ("misaligned", "one_pass", "row_bytes", "run", "run_with_checkpoints", "shape")
+    __slots__ = (
+        "_choices",
+        "_general",
+        "_staged",
+        "misaligned",
+        "out_bytes",
+        "projected_bytes",
+        "row_bytes",
+        "shape",
+        "with_checkpoints",
+    )
 
     def __init__(
-        self, compiled: CompiledRegion, with_checkpoints: CompiledRegion | None, one_pass: list[CompiledRegion]
+        self,
+        general: CompiledRegion,
+        with_checkpoints: CompiledRegion | None,
+        one_pass: list[CompiledRegion],
+        staged: CompiledRegion | None,
     ) -> None:
-        self.shape = compiled.shape
-        self.run: Run = compiled.run
-        self.run_with_checkpoints: Run | None = None
-        if with_checkpoints is not None:
-            self.run_with_checkpoints = with_checkpoints.run
-        self.one_pass = tuple((region.max_tokens or 0, region.one_chunk, region.run) for region in one_pass)
-        self.row_bytes = math.gcd(self.shape.projected, self.shape.inner) * self.shape.dtype.itemsize
-        self.misaligned = 0 if self.shape.device.type == "cpu" else 15
+        self.shape = shape = general.shape
+        self.with_checkpoints = with_checkpoints
+        self._general, self._staged = general, staged
+        self._choices = tuple((region.max_tokens or 0, region.one_chunk, region) for region in one_pass)
+        self.projected_bytes = shape.projected * shape.dtype.itemsize
+        self.out_bytes = shape.inner * shape.dtype.itemsize
+        self.row_bytes = math.gcd(self.projected_bytes, self.out_bytes)
+        self.misaligned = 0 if shape.device.type == "cpu" else 15
 
-    def run_for(self, max_tokens: int, one_chunk: bool) -> Run:
-        """What runs a step without checkpoints.
+    def for_step(self, max_tokens: int, one_chunk: bool, nchunks: int) -> CompiledRegion:
+        """The fastest for a step without checkpoints.
 
         Args:
             max_tokens: no sequence of the step is longer.
             one_chunk: whether each is one chunk.
+            nchunks: of all of them.
         """
-        for most, only_one_chunk, run in self.one_pass:
+        for most, only_one_chunk, region in self._choices:
             if max_tokens <= most and (one_chunk or not only_one_chunk):
-                return run
-        return self.run
+                return region
+        if self._staged is not None and nchunks <= MOST_DIRECT_CHUNKS:
+            return self._staged
+        return self._general
 
 
 def region_for(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
@@ -104,7 +121,7 @@ def recordings() -> list[Recording]:
 
 def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     compiled = [
-        compiler(shape, eliminate=options.eliminate, cpp_host_code=options.cpp_host_code)
+        compiler(shape, eliminate=options.eliminate)
         for compiler in (compile_region, *([compile_region_with_checkpoints] if checkpoints else []))
     ]
     for region in compiled:
@@ -114,35 +131,43 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
             write_down(region, Path(options.dump))
         if options.self_check:
             self_check(region)
-    one_pass = _make_one_pass(compiled[0], options) if options.one_pass else []
+    one_pass = _tried(_one_pass_forms(shape, options), compiled[0], options) if options.one_pass else []
+    staged = _tried([lambda: direct_region(shape)], compiled[0], options) if _by_address(shape, options) else []
     shortcut = f"; up to {one_pass[-1].max_tokens} new tokens run in one pass" if one_pass else ""
     logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(compiled[0]), shortcut)
-    return Region(compiled[0], compiled[1] if checkpoints else None, one_pass)
+    return Region(compiled[0], compiled[1] if checkpoints else None, one_pass, staged[0] if staged else None)
 
 
-def _make_one_pass(general: CompiledRegion, options: Options) -> list[CompiledRegion]:
+def _tried(
+    makers: Iterable[Callable[[], CompiledRegion]], general: CompiledRegion, options: Options
+) -> list[CompiledRegion]:
+    """The faster regions that there are, up to the first that fails or differs from the general one."""
     made: list[CompiledRegion] = []
-    # What knows that each sequence is one chunk is faster on a GPU. On a CPU both are the same code.
-    row_bytes = general.shape.dstate * general.shape.dtype.itemsize
-    forms = (False,) if general.shape.device.type == "cpu" else (True, False)
     try:
-        for max_tokens, one_chunk in itertools.product(ONE_PASS_TOKENS, forms):
-            if max_tokens <= min(general.shape.chunk_size, most_tokens(row_bytes, one_chunk)):
-                region = _one_pass(general.shape, max_tokens, one_chunk, options)
-                if options.dump:
-                    write_down(region, Path(options.dump))
-                if options.self_check:
-                    check_against(region, general)
-                made.append(region)
+        for make in makers:
+            region = make()
+            if options.dump:
+                write_down(region, Path(options.dump))
+            if options.self_check:
+                check_against(region, general)
+            made.append(region)
     except Exception as error:
-        logger.warning("mamba_ops: short prefills of %s run in stages: %s", _name(general.shape), error)
+        logger.warning("mamba_ops: some prefills of %s take a slower way: %s", _name(general.shape), error)
     return made
 
 
-def _one_pass(shape: LayerShape, max_tokens: int, one_chunk: bool, options: Options) -> CompiledRegion:
-    if shape.device.type == "cuda" and not options.cpp_host_code:
-        return direct_region_in_one_pass(shape, max_tokens, one_chunk)
-    return compile_region_in_one_pass(shape, max_tokens, one_chunk, cpp_host_code=options.cpp_host_code)
+def _one_pass_forms(shape: LayerShape, options: Options) -> Iterator[Callable[[], CompiledRegion]]:
+    # What knows that each sequence is one chunk is faster on a GPU. On a CPU both are the same code.
+    row_bytes = shape.dstate * shape.dtype.itemsize
+    forms = (False,) if shape.device.type == "cpu" else (True, False)
+    compiler = direct_region_in_one_pass if _by_address(shape, options) else compile_region_in_one_pass
+    for max_tokens, one_chunk in itertools.product(ONE_PASS_TOKENS, forms):
+        if max_tokens <= min(shape.chunk_size, most_tokens(row_bytes, one_chunk)):
+            yield functools.partial(compiler, shape, max_tokens, one_chunk)
+
+
+def _by_address(shape: LayerShape, options: Options) -> bool:
+    return options.direct and shape.device.type == "cuda"
 
 
 def _name(shape: LayerShape) -> str:

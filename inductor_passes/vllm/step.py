@@ -19,6 +19,7 @@ from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
 # The name of both, among the metadata's attributes and in the table of tiles.
 PLAN = "_mamba_ops_plan"
+_SLOTS = StepTensors._fields.index("slots")
 
 
 class StepPlan:
@@ -28,12 +29,14 @@ class StepPlan:
         decline: why vLLM's own code runs, or None.
         tensors: of the sequences in prefill. checkpoints: of the states kept in the middle of them, or None.
         sizes: nseqs, nchunks, ntiles, slots_stride; see `Sizes`.
+        addresses: of these tensors.
         max_tokens: no sequence is longer. one_chunk: whether each is one chunk.
         num_decode_tokens: tokens in front of those in prefill.
         without_prefill: metadata in which only the decodes are left, or None if there are none.
     """
 
     __slots__ = (
+        "addresses",
         "checkpoints",
         "decline",
         "max_tokens",
@@ -52,14 +55,15 @@ class StepPlan:
         self.decline: Decline | None = None
         if found and metadata.cu_chunk_seqlen_p is found[0].cu_chunk_seqlens and _alike(slots, found[0].slots, device):
             # Another group of the same step: only its slots are others.
-            tensors, self.sizes, self.max_tokens, self.one_chunk = found
+            tensors, addresses, self.sizes, self.max_tokens, self.one_chunk = found
             self.tensors: StepTensors = tensors._replace(slots=slots)
+            self.addresses: tuple[int, ...] = (*addresses[:_SLOTS], slots.data_ptr(), *addresses[_SLOTS + 1 :])
         else:
             self.tensors = _step_tensors(metadata, slots)
             self.decline = _decline(self.tensors, self.checkpoints, device)
             if self.decline is None:
                 in_common = _in_common(self.tensors, _longest(metadata))
-                _, self.sizes, self.max_tokens, self.one_chunk = in_common
+                _, self.addresses, self.sizes, self.max_tokens, self.one_chunk = in_common
                 if tiles and self.checkpoints is None:
                     tiles[PLAN] = in_common
         if device.type == "cpu" and self.decline is None and slots.unique().shape[0] != slots.shape[0]:
@@ -102,10 +106,13 @@ def _alike(a: Tensor, b: Tensor, device: torch.device) -> bool:
     return a.shape == b.shape and a.stride() == b.stride() and a.device == b.device == device
 
 
-def _in_common(tensors: StepTensors, max_tokens: int) -> tuple[StepTensors, tuple[int, int, int, int], int, bool]:
+def _in_common(
+    tensors: StepTensors, max_tokens: int
+) -> tuple[StepTensors, tuple[int, ...], tuple[int, int, int, int], int, bool]:
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
     nseqs, nchunks = tensors.slots.shape[0], tensors.seq_idx.shape[0]
     sizes = (nseqs, nchunks, tensors.tile_sequence.shape[0], tensors.slots.stride(0))
-    return tensors, sizes, max_tokens, nseqs == nchunks
+    return tensors, addresses, sizes, max_tokens, nseqs == nchunks
 
 
 def _step_tensors(metadata: Any, slots: Tensor) -> StepTensors:

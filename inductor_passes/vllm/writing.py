@@ -28,7 +28,7 @@ def write_down(region: CompiledRegion, folder: Path) -> None:
     What goes wrong is logged and changes nothing.
     """
     shape = region.shape
-    kind = "checkpoints" if region.checkpoints else "prefill"
+    kind = "checkpoints" if region.checkpoints else "prefill" if region.direct is None else "by_address"
     if region.max_tokens is not None:
         kind = f"one_pass_of_{region.max_tokens}" + ("_in_one_chunk" if region.one_chunk else "")
     size = f"{shape.nheads}x{shape.headdim}x{shape.dstate}"

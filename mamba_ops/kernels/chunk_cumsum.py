@@ -6,8 +6,16 @@ Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; listing 1 (`segsu
 import triton
 import triton.language as tl
 
-BLOCK_HEADS = 4
 NUM_WARPS = 8
+TOKENS_PER_THREAD = 4  # a vector of FP32; fewer of them would be summed in another order
+
+
+def block_heads(chunk_size: int, num_warps: int) -> int:
+    """The fewest heads of a program for which every thread has `TOKENS_PER_THREAD` tokens of a chunk.
+
+    The order of sums, and so their last bits, then depend neither on how many heads nor on how many warps there are.
+    """
+    return max(1, TOKENS_PER_THREAD * 32 * num_warps // chunk_size)
 
 
 @triton.jit

@@ -6,13 +6,10 @@ Neither needs the other, and together they are what has to be known before the o
 import triton
 import triton.language as tl
 
-from mamba_ops.kernels import chunk_cumsum
 from mamba_ops.kernels.causal_conv_tiled import convolve_tile
 from mamba_ops.kernels.chunk_cumsum import sum_chunk
 
 NUM_WARPS = 4
-# Half the heads of `chunk_cumsum` for half its warps: the same tokens in the same threads, so the same order of sums.
-BLOCK_HEADS = chunk_cumsum.BLOCK_HEADS * NUM_WARPS // chunk_cumsum.NUM_WARPS
 BLOCKS_OF_HEADS = 2  # a program's, one after the other
 
 

@@ -46,7 +46,8 @@ def chunk_cumsum(
     nchunks = cu_chunk_seqlens.shape[0] - 1
     dt_out = torch.empty((nchunks, nheads, chunk_size), dtype=torch.float32, device=dt.device)
     dA_cumsum = torch.empty((nchunks, nheads, chunk_size), dtype=torch.float32, device=dt.device)
-    wrap_triton(kernel.chunk_cumsum_kernel)[nchunks, triton.cdiv(nheads, kernel.BLOCK_HEADS)](
+    block_heads = kernel.block_heads(chunk_size, kernel.NUM_WARPS)
+    wrap_triton(kernel.chunk_cumsum_kernel)[nchunks, triton.cdiv(nheads, block_heads)](
         dt,
         A,
         dt_bias,
@@ -65,7 +66,7 @@ def chunk_cumsum(
         DT_MIN=0.0 if dt_min is None else dt_min,
         HAS_DT_MAX=dt_max is not None,
         DT_MAX=0.0 if dt_max is None else dt_max,
-        BLOCK_HEADS=kernel.BLOCK_HEADS,
+        BLOCK_HEADS=block_heads,
         num_warps=kernel.NUM_WARPS,
     )
     return dA_cumsum, dt_out

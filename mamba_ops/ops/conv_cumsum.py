@@ -8,6 +8,7 @@ from torch.library import custom_op, triton_op
 from mamba_ops import conv_checks, cpu
 from mamba_ops.conv import causal_conv_unchecked
 from mamba_ops.kernels import causal_conv_tiled as conv_kernel
+from mamba_ops.kernels import chunk_cumsum
 from mamba_ops.kernels import conv_cumsum as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 from mamba_ops.ops.launch import Launch
@@ -147,6 +148,7 @@ def conv_cumsum_launch(
         A.stride(0),
         0 if dt_bias is None else dt_bias.stride(0),
     )
+    block_heads = chunk_cumsum.block_heads(chunk_size, kernel.NUM_WARPS)
     constants = {
         "stride_state_channel": conv_state.stride(1),
         "stride_state_token": conv_state.stride(2),
@@ -160,11 +162,11 @@ def conv_cumsum_launch(
         "DT_SOFTPLUS": dt_softplus,
         "BLOCK_TOKENS": conv_kernel.BLOCK_TOKENS,
         "BLOCK_CHANNELS": conv_kernel.BLOCK_CHANNELS,
-        "BLOCK_HEADS": kernel.BLOCK_HEADS,
+        "BLOCK_HEADS": block_heads,
         "BLOCKS_OF_HEADS": kernel.BLOCKS_OF_HEADS,
         "num_warps": kernel.NUM_WARPS,
     }
-    heads = kernel.BLOCK_HEADS * kernel.BLOCKS_OF_HEADS
+    heads = block_heads * kernel.BLOCKS_OF_HEADS
     blocks = max(triton.cdiv(conv_dim, conv_kernel.BLOCK_CHANNELS), triton.cdiv(nheads, heads))
     return Launch(kernel.conv_cumsum_kernel, (ntiles + nchunks, blocks), arguments, constants)
 

@@ -122,6 +122,9 @@ def one_pass_launch(
     most_headdim = kernel.block_headdim(dstate * B.element_size(), last_chunk_indices is None)
     block_headdim = min(most_headdim, max(16, triton.next_power_of_2(headdim)))
     block_tokens = max(16, triton.next_power_of_2(max_tokens))
+    if last_chunk_indices is None and state_cache.element_size() < x.element_size():
+        # A small product with states that were narrower in memory would be summed in another order.
+        block_tokens = max(block_tokens, min(kernel.MAX_TOKENS, dt_out.shape[2]))
     arguments = (
         x,
         B,

@@ -3,11 +3,12 @@
 import torch
 import triton
 from torch import Tensor
-from torch.library import custom_op, triton_op, wrap_triton
+from torch.library import custom_op, triton_op
 
 from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import state_passing as kernel
 from mamba_ops.ops.dispatch import runs_kernels
+from mamba_ops.ops.launch import Launch
 
 
 @triton_op("mamba_ops::state_passing", mutates_args=())
@@ -43,7 +44,9 @@ def state_passing(
     entering = torch.empty(states.shape, dtype=state_dtype, device=states.device)
     shape = (last_chunk_indices.shape[0], *states.shape[1:])
     final_states = torch.empty(shape, dtype=state_dtype, device=states.device)
-    _launch(states, dA_cumsum, last_chunk_indices, entering, initial_states, None, None, final_states, None, True)
+    state_passing_launch(
+        states, dA_cumsum, last_chunk_indices, entering, initial_states, None, None, final_states, None, True
+    ).run()
     return entering, final_states
 
 
@@ -76,9 +79,9 @@ def state_passing_update(
             states, dA_cumsum, last_chunk_indices, initial_states, state_cache, write_slots
         )
     entering = torch.empty(states.shape, dtype=state_cache.dtype, device=states.device)
-    _launch(
+    state_passing_launch(
         states, dA_cumsum, last_chunk_indices, entering, initial_states, None, None, state_cache, write_slots, False
-    )
+    ).run()
     return entering
 
 
@@ -128,7 +131,7 @@ def state_passing_indexed(
             write_empty,
         )
     entering = torch.empty(states.shape, dtype=state_cache.dtype, device=states.device)
-    _launch(
+    state_passing_launch(
         states,
         dA_cumsum,
         last_chunk_indices,
@@ -139,11 +142,11 @@ def state_passing_indexed(
         state_cache,
         write_slots,
         write_empty,
-    )
+    ).run()
     return entering
 
 
-def _launch(
+def state_passing_launch(
     states: Tensor,
     dA_cumsum: Tensor,
     last_chunk_indices: Tensor,
@@ -154,10 +157,11 @@ def _launch(
     final: Tensor,
     write_slots: Tensor | None,
     write_empty: bool,
-) -> None:
+) -> Launch:
+    """The launch behind all three ops; `initial` and `final` are rows, or a cache with the slots to read or write."""
     _, nheads, headdim, dstate = states.shape
     dim = headdim * dstate
-    wrap_triton(kernel.state_passing_kernel)[triton.cdiv(dim, kernel.BLOCK_SIZE), nheads, last_chunk_indices.shape[0]](
+    arguments = (
         states,
         dA_cumsum,
         last_chunk_indices,
@@ -173,17 +177,21 @@ def _launch(
         0 if read_slots is None else read_slots.stride(0),
         0 if has_initial_state is None else has_initial_state.stride(0),
         0 if write_slots is None else write_slots.stride(0),
-        dim=dim,
-        nheads=nheads,
-        chunk_size=dA_cumsum.shape[2],
-        HAS_INITIAL=initial is not None,
-        READ_FROM_SLOTS=read_slots is not None,
-        HAS_MASK=has_initial_state is not None,
-        WRITE_TO_SLOTS=write_slots is not None,
-        WRITE_EMPTY=write_empty,
-        BLOCK_SIZE=kernel.BLOCK_SIZE,
-        num_warps=kernel.NUM_WARPS,
     )
+    constants = {
+        "dim": dim,
+        "nheads": nheads,
+        "chunk_size": dA_cumsum.shape[2],
+        "HAS_INITIAL": initial is not None,
+        "READ_FROM_SLOTS": read_slots is not None,
+        "HAS_MASK": has_initial_state is not None,
+        "WRITE_TO_SLOTS": write_slots is not None,
+        "WRITE_EMPTY": write_empty,
+        "BLOCK_SIZE": kernel.BLOCK_SIZE,
+        "num_warps": kernel.NUM_WARPS,
+    }
+    grid = (triton.cdiv(dim, kernel.BLOCK_SIZE), nheads, last_chunk_indices.shape[0])
+    return Launch(kernel.state_passing_kernel, grid, arguments, constants)
 
 
 @custom_op("mamba_ops::state_passing_cpu", mutates_args=(), device_types="cpu")

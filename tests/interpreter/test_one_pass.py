@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from mamba_ops import build_chunk_metadata, ops
 from mamba_ops.kernels import causal_conv_tiled as conv_kernel
-from mamba_ops.kernels import conv_cumsum as cumsum_kernel
+from mamba_ops.kernels import chunk_cumsum as cumsum_kernel
 from mamba_ops.kernels import one_pass as kernel
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.conv_cumsum import conv_cumsum
@@ -250,7 +250,7 @@ def test_blocks_of_any_size(case: Case, headdim: int, channels: int, heads: int)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "BLOCK_HEADDIM", headdim)
         patch.setattr(conv_kernel, "BLOCK_CHANNELS", channels)
-        patch.setattr(cumsum_kernel, "BLOCK_HEADS", heads)
+        patch.setattr(cumsum_kernel, "block_heads", lambda *_: heads)
         assert_agrees_with_stages(case)
 
 

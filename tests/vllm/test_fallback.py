@@ -35,8 +35,8 @@ def test_a_layer_that_lacks_an_attribute_runs_vllms_code(run: Run) -> None:
 
 
 def test_a_region_that_cannot_be_compiled(run: Run, tmp_path: Path) -> None:
-    """Host code in C++, and no compiler for it. Nor can vLLM compute log-probabilities then."""
-    broken = {"MAMBA_OPS_VLLM_CPP_HOST_CODE": "1", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    """With its snapshot it needs a C++ compiler, and there is none. Nor can vLLM compute log-probabilities then."""
+    broken = {"MAMBA_OPS_VLLM_ELIMINATE": "0", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     ours = run("granite", SCHEDULES, plugin=True, own_process="no compiler", environment=broken, logprobs=None)
     (said,) = warnings(ours["log"])
     assert len(said.split("those like it: ")[1]) > 10  # a reason

@@ -1,0 +1,110 @@
+"""The launches of a region on tensors without memory, which stand for all later ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
+from inductor_passes.vllm.region_inputs import LayerShape
+from mamba_ops.ops.bmm_chunk import bmm_chunk_launch
+from mamba_ops.ops.chunk_scan import chunk_scan_launch
+from mamba_ops.ops.chunk_state import chunk_state_launch
+from mamba_ops.ops.conv_cumsum import conv_cumsum_launch
+from mamba_ops.ops.launch import Launch
+from mamba_ops.ops.one_pass import one_pass_launch
+from mamba_ops.ops.state_passing import state_passing_launch
+
+
+class _Tensors(NamedTuple):
+    x: Tensor
+    B: Tensor
+    C: Tensor
+    steps: Tensor  # dt and its running sums
+    state_cache: Tensor
+    integers: Tensor
+    has: Tensor
+    out: Tensor
+    D: Tensor
+
+
+def conv_launch(shape: LayerShape) -> Launch:
+    """The convolution and the running sums."""
+    conv_dtype, _, dt_bias_dtype = shape.parameter_dtypes
+    with torch.device("meta"):
+        # Two tokens, as a view of a single one forgets the distance between tokens.
+        projected = torch.empty(2, shape.projected, dtype=shape.dtype)
+        _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+        steps = torch.empty(1, shape.nheads, shape.chunk_size)
+        conv_state = torch.empty_strided(
+            (1, shape.conv_dim, shape.width - 1), (2 * SLOT_MULTIPLE, *shape.conv_strides), dtype=shape.dtype
+        )
+        integers, has = torch.empty(2, dtype=torch.int32), torch.empty(1, dtype=torch.bool)
+        return conv_cumsum_launch(
+            inputs,
+            torch.empty(shape.conv_dim, shape.width, dtype=conv_dtype),
+            torch.empty(shape.conv_dim, dtype=conv_dtype) if shape.has_conv_bias else None,
+            integers,
+            conv_state,
+            integers[:1],
+            has,
+            integers[:1],
+            integers[:1],
+            torch.empty(2, shape.conv_dim, dtype=shape.dtype),
+            dt,
+            torch.empty(shape.nheads),
+            torch.empty(shape.nheads, dtype=dt_bias_dtype),
+            integers,
+            steps,
+            steps,
+            True,
+        )
+
+
+def scan_launch(shape: LayerShape, max_tokens: int, one_chunk: bool) -> Launch:
+    """All that follows, in one pass."""
+    with torch.device("meta"):
+        t = _tensors(shape)
+        last = None if one_chunk else t.integers[:1]
+        sequences = (t.integers, t.state_cache, t.integers[:1], t.has)
+        return one_pass_launch(t.x, t.B, t.C, t.steps, t.steps, *sequences, t.out, max_tokens, t.D, last)
+
+
+def staged_launches(shape: LayerShape) -> tuple[Launch, Launch, Launch, Launch]:
+    """All that follows, in stages: chunk state, state passing, C . B, scan."""
+    with torch.device("meta"):
+        t = _tensors(shape)
+        slots = t.integers[:1]
+        states = torch.empty(1, shape.nheads, shape.headdim, shape.dstate)
+        entering = states.to(shape.state_dtype)
+        cb = torch.empty(1, shape.ngroups, shape.chunk_size, shape.chunk_size)
+        return (
+            chunk_state_launch(t.B, t.x, t.steps, t.steps, t.integers, states),
+            state_passing_launch(
+                states, t.steps, slots, entering, t.state_cache, slots, t.has, t.state_cache, slots, False
+            ),
+            bmm_chunk_launch(t.C, t.B, t.integers, cb),
+            chunk_scan_launch(cb, t.x, t.steps, t.steps, t.C, entering, t.integers, t.out, t.D, None),
+        )
+
+
+def _tensors(shape: LayerShape) -> _Tensors:
+    groups = shape.ngroups * shape.dstate
+    x, B, C = torch.empty(2, shape.conv_dim, dtype=shape.dtype).split([shape.inner, groups, groups], dim=1)
+    return _Tensors(
+        x.unflatten(1, (shape.nheads, shape.headdim)),
+        B.unflatten(1, (shape.ngroups, shape.dstate)),
+        C.unflatten(1, (shape.ngroups, shape.dstate)),
+        torch.empty(1, shape.nheads, shape.chunk_size),
+        torch.empty_strided(
+            (1, shape.nheads, shape.headdim, shape.dstate),
+            (2 * SLOT_MULTIPLE, shape.headdim * shape.dstate, shape.dstate, 1),
+            dtype=shape.state_dtype,
+        ),
+        torch.empty(2, dtype=torch.int32),
+        torch.empty(1, dtype=torch.bool),
+        torch.empty(2, shape.nheads, shape.headdim, dtype=shape.dtype),
+        torch.empty(shape.nheads, dtype=shape.parameter_dtypes[1]),
+    )
