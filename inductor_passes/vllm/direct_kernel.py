@@ -30,6 +30,7 @@ class DirectKernel:
         given = dict(zip(names, launch.arguments, strict=False)) | launch.constants
         compiled = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
         self._fixed = tuple(given[name] for name in names[varying:])
+        self._compiled = compiled  # which unloads the kernel when it goes
         self._launch = _in_c(compiled, (0,) * varying + self._fixed) or _in_python(compiled)
 
     def __call__(self, grid: Grid, stream: int, *varying: int | None) -> None:

@@ -15,14 +15,11 @@ from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, is_conv_state_dim_first
 
-from inductor_passes.vllm.compiled_region import present
 from inductor_passes.vllm.contract import missing_from_layer
 from inductor_passes.vllm.decline import Decline, counters
-from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.layer_tensors import layer_shape, layer_tensors
+from inductor_passes.vllm.layer_tensors import BoundLayer, bind, layer_shape
 from inductor_passes.vllm.metadata_backend import backend_for
 from inductor_passes.vllm.options import Options, read_options
-from inductor_passes.vllm.region_inputs import LayerTensors
 from inductor_passes.vllm.regions import Region, region_for
 from inductor_passes.vllm.step import StepPlan, plan_of
 from inductor_passes.vllm.verify import verified
@@ -45,14 +42,27 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             self._options = dataclasses.replace(self._options, dump=debug_dump_folder(config))
         self._region: Region | None = None
         self._region_tried = not self._options.enabled
-        self._bound_to: Any = None
-        self._tensors: LayerTensors | None = None
-        self._layer_arguments: list[Tensor] = []
-        self._layer_addresses: tuple[int | None, ...] = ()
-        self._layer_sizes: tuple[int, ...] = ()
         if self._options.enabled and self._options.verify:
             both = verified(self, super().conv_ssm_forward, self.conv_ssm_forward)
             self.conv_ssm_forward = both  # type: ignore[method-assign,assignment]
+
+    @property
+    def kv_cache(self) -> Any:
+        """The caches that vLLM has given to the layer. With others, or none, it lets go of what it knew of these."""
+        try:
+            return self.__dict__["kv_cache"]
+        except KeyError:
+            raise AttributeError("kv_cache") from None
+
+    @kv_cache.setter
+    def kv_cache(self, caches: Any) -> None:
+        self.__dict__["kv_cache"] = caches
+        self._bound: BoundLayer | None = None
+        self._binding_tried = False
+
+    @kv_cache.deleter
+    def kv_cache(self) -> None:
+        del self.__dict__["kv_cache"]
 
     def get_attn_backend(self, *args: Any, **kwargs: Any) -> Any:
         """What builds the metadata of a step for this layer."""
@@ -93,8 +103,9 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         self._prefill(projected_states, output, plan)
 
     def _prefill(self, projected: Tensor, output: Tensor, plan: StepPlan) -> None:
-        region = self._region
+        region, bound = self._region, self._bound
         assert region is not None
+        assert bound is not None
         decodes = plan.num_decode_tokens
         if plan.checkpoints is None:
             counters.layer_prefills += 1
@@ -103,10 +114,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
                 compiled.direct(
                     projected.shape[0] - decodes,
                     plan.sizes,
-                    self._layer_sizes,
+                    bound.sizes,
                     projected.data_ptr() + decodes * region.projected_bytes,
                     output.data_ptr() + decodes * region.out_bytes,
-                    self._layer_addresses,
+                    bound.addresses,
                     plan.addresses,
                 )
                 return
@@ -115,8 +126,8 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             counters.layer_checkpoints += 1
             compiled = region.with_checkpoints
         projected, output = projected[decodes:], output[decodes:].view(-1, region.shape.nheads, region.shape.headdim)
-        arguments = [projected.shape[0], *plan.sizes, *self._layer_sizes, projected, output]
-        arguments += self._layer_arguments
+        arguments = [projected.shape[0], *plan.sizes, *bound.sizes, projected, output]
+        arguments += bound.tensors
         arguments += plan.tensors
         arguments += plan.checkpoints or ()
         compiled.run(arguments)
@@ -129,9 +140,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             return plan.decline
         if plan.checkpoints is not None and region.with_checkpoints is None:
             return Decline.CHECKPOINTS
-        if self.kv_cache is not self._bound_to:
-            self._bind()
-        if self._tensors is None:
+        if not self._binding_tried:  # the caches are allocated after the profile run, and may be again
+            self._binding_tried = True
+            self._bound = bind(self, region.shape, not is_conv_state_dim_first())
+        if self._bound is None:
             return Decline.CACHE
         if not (projected.is_contiguous() and output.is_contiguous()):
             return Decline.ALIGNMENT
@@ -159,15 +171,3 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
                 name = getattr(self, "prefix", "without a name")
                 logger.warning("mamba_ops: vLLM's own code runs layer %s and those like it: %s", name, error)
             logger.debug("mamba_ops: how it failed", exc_info=True)
-
-    def _bind(self) -> None:
-        """Take up the caches, which are allocated after the profile run, and may be again."""
-        assert self._region is not None
-        self._bound_to = self.kv_cache
-        self._tensors = layer_tensors(self, self._region.shape, not is_conv_state_dim_first())
-        if self._tensors is not None:
-            self._layer_arguments = present(self._tensors)
-            self._layer_addresses = tuple(None if tensor is None else tensor.data_ptr() for tensor in self._tensors)
-            conv_state, ssm_state = self._tensors.conv_state, self._tensors.ssm_state
-            steps = (conv_state.stride(0) // SLOT_MULTIPLE, ssm_state.stride(0) // SLOT_MULTIPLE)
-            self._layer_sizes = (ssm_state.shape[0], *steps)

@@ -129,7 +129,7 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             token_chunk_offset_ptr=tables.token_chunk_offset_ptr,
             **fields,
         )
-        if checkpoint is None:
+        if checkpoint is None and min(lengths_p) > 0:
             share(metadata, tables.max_tokens)
         return metadata
 

@@ -60,7 +60,7 @@ class StepPlan:
             self.addresses: tuple[int, ...] = (*addresses[:_SLOTS], slots.data_ptr(), *addresses[_SLOTS + 1 :])
         else:
             self.tensors = _step_tensors(metadata, slots)
-            self.decline = _decline(self.tensors, self.checkpoints, device)
+            self.decline = _decline_of_rows(metadata, device) or _decline(self.tensors, self.checkpoints, device)
             if self.decline is None:
                 in_common = _in_common(self.tensors, _longest(metadata))
                 _, self.addresses, self.sizes, self.max_tokens, self.one_chunk = in_common
@@ -138,7 +138,7 @@ def _longest(metadata: Any) -> int:
     tiles = metadata.nums_dict and metadata.nums_dict.get(BLOCK_TOKENS)
     if tiles and "nums" in tiles:
         return int(tiles["nums"].max()) * BLOCK_TOKENS
-    return int(metadata.num_prefill_tokens - metadata.num_prefills + 1)
+    return int(metadata.num_prefill_tokens - metadata.num_prefills + 1)  # a CPU has no tiles
 
 
 def _checkpoint_tensors(metadata: Any) -> CheckpointTensors | None:
@@ -147,6 +147,18 @@ def _checkpoint_tensors(metadata: Any) -> CheckpointTensors | None:
     meta = metadata.checkpoint_meta
     slots = meta.state_indices.to(torch.int32).contiguous()
     return CheckpointTensors(metadata.checkpoint_chunk_idx, meta.checkpoint_offsets.to(torch.int32), slots)
+
+
+def _decline_of_rows(metadata: Any, device: torch.device) -> Decline | None:
+    """A sequence without tokens may have a chunk without tokens, or none: what belongs to which is not known then."""
+    if device.type == "cpu":
+        lengths = metadata.query_start_loc_p.diff()
+    else:
+        tiles = metadata.nums_dict and metadata.nums_dict.get(BLOCK_TOKENS)
+        if not tiles or "nums" not in tiles:
+            return Decline.METADATA
+        lengths = tiles["nums"]
+    return Decline.METADATA if lengths.min() <= 0 else None
 
 
 def _decline(tensors: StepTensors, checkpoints: CheckpointTensors | None, device: torch.device) -> Decline | None:
