@@ -66,7 +66,9 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
         content = {"env": environment(), "rows": [asdict(row) for row in self.rows]}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        part = path.with_suffix(".part")  # so that a program that is stopped leaves the rows of before
+        part.write_text(json.dumps(content, indent=1) + "\n")
+        part.replace(path)
         return path
 
     def show(self) -> None:

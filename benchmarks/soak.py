@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.engine.cache_blocks import blocks_for
 from benchmarks.engine.pair import Side, run_pair
 from benchmarks.engine.soak_comparison import rows
 from benchmarks.results import FOLDER, Results, Row
@@ -34,7 +34,6 @@ GPU_ENGINE: dict[str, Any] = {
     "max_num_batched_tokens": 2048,
     "kv_cache_memory_bytes": 8 << 30,
     "gpu_memory_utilization": 0.3,  # both engines start at once
-    "num_gpu_blocks_override": 300,  # so few that requests are preempted as they grow
     "enable_prefix_caching": True,
     "enable_sleep_mode": True,
     "compilation_config": {"cudagraph_capture_sizes": [1, 4, 8, 16, 32]},
@@ -53,10 +52,11 @@ CPU_ENGINE: dict[str, Any] = {
 
 def main() -> None:
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(SystemExit("stopped; what is known is written")))
     gpu = torch.cuda.is_available()
     tolerance = 0.0 if gpu else 2e-3
-    engine = {**(GPU_ENGINE if gpu else CPU_ENGINE), **options.engine}
+    # With blocks for two thirds of as many requests as may run, some are preempted as they grow.
+    few = {**GPU_ENGINE, "num_gpu_blocks_override": blocks_for(options.model, 2 / 3)} if gpu else CPU_ENGINE
+    engine = {**few, **options.engine}
     job = {"model": options.model, "engine": engine, "requests": options.requests, "seed": options.seed}
     results = Results("soak")
 
@@ -65,7 +65,7 @@ def main() -> None:
         if results.rows:
             results.write(options.out)
 
-    run_pair("benchmarks.engine.soak_side", {**job, "damage": options.damage}, changed, together=gpu)
+    run_pair("benchmarks.engine.soak_side", {**job, "damage": options.damage, "hold_sums": True}, changed, together=gpu)
     results.show()
     raise SystemExit("; ".join(failures(results.rows)) or 0)
 
@@ -74,7 +74,8 @@ def failures(made: list[Row]) -> list[str]:
     """What a row shows to be wrong, in words; a run without preemptions has not tried them."""
     by_case = {row.case: row for row in made}
     found = [f"{case}: {by_case[case].ours:g}" for case in ("responses", "compiles") if by_case[case].ours]
-    return found + [f"no {case}" for case in ("preemptions", "aborts") if not by_case[case].ours]
+    tried = {case: by_case[case].ours and by_case[case].stock for case in ("preemptions", "aborts")}
+    return found + [f"no {case}" for case, count in tried.items() if not count]
 
 
 def parse() -> argparse.Namespace:

@@ -20,6 +20,7 @@ def rows(ours: Side, stock: Side, name: str, tolerance: float) -> list[Row]:
     made = [
         _layers(ours),
         _responses(ours, stock, tolerance),
+        _preemptions(ours, stock),
         _graphs(ours, stock),
         _compiles(ours),
         _launches(ours, stock),
@@ -32,7 +33,8 @@ def _layers(ours: Side) -> Row | None:
         return None
     compared = sum(count["verified"] for count in ours["compared"])
     different = sum(count["mismatches"] for count in ours["compared"])
-    return _row("layers", different, compared, "layer calls, outputs and cache slots, against vLLM's code on the spot")
+    note = f"layer calls, outputs and cache slots, against vLLM's code on the spot{held(ours)}"
+    return _row("layers", different, compared, note)
 
 
 def _responses(ours: Side, stock: Side, tolerance: float) -> Row | None:
@@ -47,9 +49,17 @@ def _responses(ours: Side, stock: Side, tolerance: float) -> Row | None:
         compared += len(pairs)
         different += differing
         notes.append(f"{kind} {len(pairs)}" + (f" ({differing} differ)" if differing else ""))
-    preempted = [sum(side.get("preemptions", {}).values()) for side in (ours, stock)]
-    notes.append(f"preemptions {preempted[0]}, stock {preempted[1]}")
-    return _row("responses", different, compared, f"tokens and log-probabilities: {', '.join(notes)}")
+    note = f"tokens and log-probabilities: {', '.join(notes)}{held(ours, stock)}"
+    return _row("responses", different, compared, note)
+
+
+def _preemptions(ours: Side, stock: Side) -> Row | None:
+    if "preemptions" not in ours or "preemptions" not in stock:
+        return None
+    counts = [sum(side["preemptions"].values()) for side in (ours, stock)]
+    note = ", ".join(f"{kind} {count}" for kind, count in ours["preemptions"].items() if count)
+    served = sum(len(answers) for answers in ours["answers"].values())
+    return Row("preemptions", "count", "1", float(counts[1]), float(counts[0]), None, None, None, served, note)
 
 
 def _graphs(ours: Side, stock: Side) -> Row | None:
@@ -88,6 +98,18 @@ def _launches(ours: Side, stock: Side) -> Row | None:
         row.stock = float(_launched(stock))
     row.note += "".join(f"; {worker['launches']}" for worker in ours["profile"] if worker["launches"])
     return row
+
+
+def failures(made: list[Row]) -> list[str]:
+    """What rows show to be wrong, in words; an engine without preemptions has not tried them."""
+    wrong = [f"{row.case}: {row.ours:g}" for row in made if row.metric == "mismatches" and row.ours]
+    preemptions = [row for row in made if row.case.startswith("preemptions")]
+    return wrong + [f"no {row.case}" for row in preemptions if not (row.ours and row.stock)]
+
+
+def held(*sides: Side) -> str:
+    """What a note says where vLLM's tuner was kept from some of its choices."""
+    return "; vLLM's sums held to 4 tokens a thread" if any(any(side["dropped"]) for side in sides) else ""
 
 
 def same_answer(a: Any, b: Any, tolerance: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,9 +15,11 @@ from typing import Any
 
 Side = dict[str, Any]
 
+SECONDS_TO_END = 20  # for a side that was told to, before it is killed
+
 
 def run_pair(module: str, job: dict[str, Any], changed: Callable[[Side, Side], None], *, together: bool) -> None:
-    """Run both sides to their ends.
+    """Run both sides to their ends; a SIGTERM stops both, and what was known stays written.
 
     Args:
         module: started as `python -m MODULE JOB.json RESULT.json`, with MAMBA_OPS_VLLM=1 and with 0.
@@ -25,8 +28,9 @@ def run_pair(module: str, job: dict[str, Any], changed: Callable[[Side, Side], N
         together: whether both run at once; otherwise ours comes first.
 
     Raises:
-        SystemExit: a side has failed; the other one is stopped.
+        SystemExit: a side has failed, and the other one is stopped; or this process was told to end.
     """
+    signal.signal(signal.SIGTERM, _stopped)
     sides: dict[str, Side] = {"1": {}, "0": {}}
     with tempfile.TemporaryDirectory() as folder:
         job_file = Path(folder, "job.json")
@@ -57,6 +61,17 @@ def _start(module: str, plugin: str, job_file: Path, result_file: Path) -> subpr
 
 
 def _stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
+    running = list(processes)
+    for process in running:
         process.terminate()
-        process.wait()
+    for process in running:
+        try:
+            process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _stopped(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and the rest must not be cut off
+    raise SystemExit("stopped; what is known is written")

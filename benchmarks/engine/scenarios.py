@@ -30,7 +30,9 @@ class Limits:
 
     Attributes:
         vocabulary: token ids are below it. longest: tokens of a sequence, prompt and answer.
-        budget: tokens of a step. block: tokens of a cache block. blocks: in the cache.
+        budget: tokens of a step. block: tokens of a cache block. blocks: in the cache, of which vLLM keeps one empty.
+        groups: of layers that share their blocks. One is attention's, with a block for every `block` tokens of a
+            sequence; each other one holds Mamba2 states, with one block for a whole sequence.
     """
 
     vocabulary: int
@@ -38,6 +40,7 @@ class Limits:
     budget: int
     block: int
     blocks: int
+    groups: int
 
 
 def scenarios(limits: Limits, responses: int) -> dict[str, list[Wave]]:
@@ -45,7 +48,7 @@ def scenarios(limits: Limits, responses: int) -> dict[str, list[Wave]]:
 
     `short`: continuations of a cached prefix in batches of 1, 2, 17 and 32; `chunked`: prompts longer than a step, one
     batch after the other; `mixed`: long and short ones that come while others decode; `preempted`: more than the cache
-    holds at once, with answers that grow over the end of a block.
+    holds once their answers have grown over the end of a block.
     """
     made = _Maker(limits)
     return {
@@ -108,12 +111,19 @@ class _Maker:
             yield wave
 
     def preempted(self) -> Iterator[Wave]:
-        block, answer = self._limits.block, min(24, self._limits.longest // 8)
-        most = self._limits.longest - answer
-        # Blocks of a sequence. How many more its Mamba2 layers take is not known here, so several numbers are tried.
-        for each in itertools.cycle((-(-self._limits.blocks // (AT_ONCE * 3 // 4)), 3, 10)):
-            length = max(1, (min(each * block, most) // block * block or most) - answer // 2)
-            yield [Arrival(0, self._tokens(length - number % 4), answer) for number in range(AT_ONCE)]
+        """Prompts that fill the cache just when all of them are computed; then all need another block."""
+        limits = self._limits
+        states, most = limits.groups - 1, max(1, limits.longest * 3 // 4 // limits.block)
+        fits = min(most, max(1, (limits.blocks - 1) // AT_ONCE - states))
+        for blocks in itertools.cycle((fits, min(most, 2 * fits))):
+            running = min(AT_ONCE, max(1, (limits.blocks - 1) // (blocks + states)))
+            # A request gets a token with each step. One that comes first must not be done, nor grow, before the last
+            # one's prompt is computed. A part of a prompt ends with a block, so a step may be but half full.
+            steps = 8 + 2 * running * blocks * limits.block // limits.budget
+            growing = min(steps, limits.block // 2)
+            lengths = [max(1, blocks * limits.block - growing - number % 4) for number in range(AT_ONCE)]
+            answers = [min(growing + 24, limits.longest - length) for length in lengths]
+            yield [Arrival(0, self._tokens(length), n) for length, n in zip(lengths, answers, strict=True)]
 
     def _fitting(self, tokens: list[int], answer: int) -> list[int]:
         return tokens[-(self._limits.longest - answer) :]

@@ -3,7 +3,8 @@
     python -m benchmarks.engine.side JOB.json RESULT.json
 
 `benchmarks/equality_vllm.py` starts it, once with MAMBA_OPS_VLLM=1 and once with 0. A job has `model`, `engine`
-(arguments of vLLM's LLM), `responses`, `calls` and `tolerance`. The result is written again after each phase.
+(arguments of vLLM's LLM), `responses`, `calls`, `tolerance` and `hold_sums` (see `held_sums.py`). The result is written
+again after each phase.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def main() -> None:
     }
     layers = engine.in_workers(in_worker.layer_names)
     monitored = engine.in_workers(in_worker.listen_to_jit_monitor)
-    write(gpu=torch.cuda.is_available(), seconds=engine.seconds, graphs=graphs, layers=layers[0], monitored=monitored)
+    about = {"gpu": torch.cuda.is_available(), "seconds": engine.seconds, "dropped": engine.dropped}
+    write(**about, graphs=graphs, layers=layers[0], monitored=monitored)
 
     answers: dict[str, list[Any]] = {}
     for kind, waves in scenarios(engine.limits(), job["responses"]).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from benchmarks.engine.comparison import same_answer
+from benchmarks.engine.comparison import held, same_answer
 from benchmarks.engine.pair import Side
 from benchmarks.results import Row
 
@@ -22,7 +22,7 @@ def rows(ours: Side, stock: Side, tolerance: float) -> list[Row]:
         return []
     pairs = list(zip(ours["answers"], stock["answers"], strict=False))
     different = [number for number, (a, b) in enumerate(pairs) if not same_answer(a, b, tolerance)]
-    note = f"tokens and log-probabilities; sleeps {ours['sleeps']}, stock {stock['sleeps']}"
+    note = f"tokens and log-probabilities; sleeps {ours['sleeps']}, stock {stock['sleeps']}{held(ours, stock)}"
     note += f"; first to differ: {different[:5]}" if different else ""
     made = [Row("responses", "mismatches", "1", None, float(len(different)), None, None, None, len(pairs), note)]
     n = len(ours["answers"])

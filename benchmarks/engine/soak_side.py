@@ -3,7 +3,7 @@
     python -m benchmarks.engine.soak_side JOB.json RESULT.json
 
 `benchmarks/soak.py` starts it, once with MAMBA_OPS_VLLM=1 and once with 0. A job has `model`, `engine` (arguments of
-vLLM's LLM), `requests`, `seed` and `damage`. The result is written again after each part of the stream.
+vLLM's LLM), `requests`, `seed`, `damage` and `hold_sums`. The result is written again after each part of the stream.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def main() -> None:
     monitored = engine.in_workers(in_worker.listen_to_jit_monitor)
     before = engine.llm.collective_rpc(in_worker.graph_figures)
     regions = _counted(engine, "regions") if plugin else 0
-    write(seconds=engine.seconds, monitored=monitored, blocks=limits.blocks, block=limits.block)
+    about = {"seconds": engine.seconds, "dropped": engine.dropped, "blocks": limits.blocks, "block": limits.block}
+    write(**about, monitored=monitored)
     torch.manual_seed(job["seed"])
     memory: list[dict[str, int]] = []
     sleeps = 0

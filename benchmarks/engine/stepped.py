@@ -10,11 +10,17 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions go to the workers
 
+from benchmarks.engine.held_sums import chunk_size, hold_sums
 from benchmarks.engine.scenarios import Limits, Wave
 
 
 class Engine:
-    """vLLM's engine, stepped by hand so that requests come when a schedule says."""
+    """vLLM's engine, stepped by hand so that requests come when a schedule says.
+
+    Attributes:
+        llm: vLLM's own object. seconds: that it took to start.
+        dropped: how many choices of vLLM's tuner a job with `hold_sums` left out, worker by worker.
+    """
 
     def __init__(self, job: dict[str, Any]) -> None:
         if os.environ.get("MAMBA_OPS_VLLM") != "0":
@@ -23,17 +29,28 @@ class Engine:
             register()  # also where the package is not installed, and vLLM finds no entry point
         from vllm import LLM
 
+        held = job.get("hold_sums", False)
+        if held:
+            hold_sums(None, chunk_size(job["model"]))
         start = time.perf_counter()
         settings = {"skip_tokenizer_init": True, "seed": 0, "disable_log_stats": False, **job["engine"]}
         self.llm: Any = LLM(model=job["model"], **settings)
         self.seconds = time.perf_counter() - start
         self._steps = 0
+        self.dropped = self._hold_sums() if held else []
+
+    def _hold_sums(self) -> list[int]:
+        """How many of the tuner's choices are left out, worker by worker."""
+        known = self.llm.llm_engine.vllm_config.model_config.get_mamba_chunk_size()
+        return self.in_workers(hold_sums, chunk_size=known)
 
     def limits(self) -> Limits:
         config = self.llm.llm_engine.vllm_config
         model, cache = config.model_config, config.cache_config
         budget = config.scheduler_config.max_num_batched_tokens
-        return Limits(model.get_vocab_size(), model.max_model_len, budget, cache.block_size, cache.num_gpu_blocks)
+        groups = len(self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups)
+        vocabulary = model.get_vocab_size()
+        return Limits(vocabulary, model.max_model_len, budget, cache.block_size, cache.num_gpu_blocks, groups)
 
     def answers(self, wave: Wave) -> list[Any]:
         """For each request its tokens and the log-probability of each."""

@@ -20,6 +20,7 @@ TESTED_VERSIONS = ("0.32.0", "0.33.0")
 
 _MIXER = "vllm.model_executor.layers.mamba.mamba_mixer2"
 _METADATA = "vllm.v1.attention.backends.mamba2_attn"
+_BACKENDS = "vllm.v1.attention.backends.utils"
 
 # Module, then what is read from it.
 MODULE_ATTRIBUTES = {
@@ -37,6 +38,26 @@ SIGNATURES = (
     (_MIXER, "is_conv_state_dim_first", ()),
     ("vllm.model_executor.custom_op", "PluggableLayer.register_oot", ("_decorated_layer_cls", "name")),
     ("vllm.forward_context", "get_forward_context", ()),
+)
+
+# What the builder of metadata needs besides, and only it. Whether it builds all fields is tried in `metadata_check`.
+METADATA_MODULE_ATTRIBUTES = {
+    _METADATA: ("Mamba2AttentionBackend", "Mamba2AttentionMetadataBuilder"),
+    _BACKENDS: ("mamba_get_block_table_tensor",),
+    "vllm.v1.attention.backend": ("CommonAttentionMetadata",),
+    "vllm.utils.platform_utils": ("is_pin_memory_available",),
+}
+METADATA_SIGNATURES = (
+    (_MIXER, "MambaMixer2.get_attn_backend", ("self",)),
+    (_METADATA, "Mamba2AttentionBackend.get_builder_cls", ()),
+    (
+        _METADATA,
+        "Mamba2AttentionMetadataBuilder.build",
+        ("self", "common_prefix_len", "common_attn_metadata", "fast_build"),
+    ),
+    (_METADATA, "Mamba2AttentionMetadataBuilder.update_block_table", ("self", "metadata", "blk_table", "slot_mapping")),
+    (_METADATA, "Mamba2AttentionMetadataBuilder._update_metadata_for_cudagraph_capture", ("self", "metadata")),
+    (_BACKENDS, "mamba_get_block_table_tensor", ("block_table", "seq_lens", "kv_cache_spec", "mamba_cache_mode")),
 )
 
 # Fields of the metadata that a step plan reads.
@@ -85,13 +106,7 @@ LAYER_ATTRIBUTES = (
 
 def missing_from_vllm() -> list[str]:
     """Names of what this vLLM lacks, empty if it has everything."""
-    missing = []
-    for module, names in MODULE_ATTRIBUTES.items():
-        missing += [f"{module}.{name}" for name in names if _find(module, name) is None]
-    for module, name, parameters in SIGNATURES:
-        function = _find(module, name)
-        if function is None or not _takes(function, parameters):
-            missing.append(f"{module}.{name}({', '.join(parameters)})")
+    missing = _missing(MODULE_ATTRIBUTES, SIGNATURES)
     metadata = _find(_METADATA, "Mamba2AttentionMetadata")
     if metadata is not None:
         fields = {field.name for field in dataclasses.fields(metadata)}
@@ -99,9 +114,27 @@ def missing_from_vllm() -> list[str]:
     return missing
 
 
+def missing_from_metadata() -> list[str]:
+    """Names of what the builder of metadata needs and this vLLM lacks."""
+    return _missing(METADATA_MODULE_ATTRIBUTES, METADATA_SIGNATURES)
+
+
 def missing_from_layer(layer: object) -> list[str]:
     """Names of the attributes that a built layer lacks."""
     return [f"MambaMixer2().{name}" for name in LAYER_ATTRIBUTES if not hasattr(layer, name)]
+
+
+def _missing(
+    attributes: dict[str, tuple[str, ...]], signatures: tuple[tuple[str, str, tuple[str, ...]], ...]
+) -> list[str]:
+    missing = []
+    for module, names in attributes.items():
+        missing += [f"{module}.{name}" for name in names if _find(module, name) is None]
+    for module, name, parameters in signatures:
+        function = _find(module, name)
+        if function is None or not _takes(function, parameters):
+            missing.append(f"{module}.{name}({', '.join(parameters)})")
+    return missing
 
 
 def _find(module: str, name: str) -> Any:

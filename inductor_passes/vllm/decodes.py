@@ -10,8 +10,9 @@ import torch
 from inductor_passes.vllm.decode_check import check_decodes
 from inductor_passes.vllm.decode_launches import DecodeLayout, vllm_kernels
 from inductor_passes.vllm.direct_decode import DirectDecode
+from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.options import Options
-from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
+from inductor_passes.vllm.region_inputs import LayerShape
 
 logger = logging.getLogger("vllm.mamba_ops")
 
@@ -20,14 +21,19 @@ _said: set[str] = set()
 
 
 def direct_decode_for(
-    layer: Any, tensors: LayerTensors, shape: LayerShape, slots_stride: int, max_decodes: int, options: Options
+    layer: Any,
+    shape: LayerShape,
+    cache_sizes: tuple[int, int, int],
+    slots_stride: int,
+    max_decodes: int,
+    options: Options,
 ) -> DirectDecode | None:
     """Launches by address for the decodes of a layer; None if vLLM's own code runs them. The log says why.
 
     Args:
         layer: a `MambaMixer2` that has the attributes of the contract.
-        tensors: its own.
         shape: of it.
+        cache_sizes: the last three of `Sizes`.
         slots_stride: of the slots of a step, in elements.
         max_decodes: of a step.
         options: the user's.
@@ -41,8 +47,8 @@ def direct_decode_for(
             return None
         layout = DecodeLayout(
             shape,
-            tensors.conv_state.stride(0),
-            tensors.ssm_state.stride(0),
+            cache_sizes[1] * SLOT_MULTIPLE,
+            cache_sizes[2] * SLOT_MULTIPLE,
             tuple(sorted({1, slots_stride})),
             max_decodes,
             layer.is_blackwell,

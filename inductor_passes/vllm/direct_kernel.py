@@ -30,6 +30,7 @@ class DirectKernel:
         names: list[str] = launch.kernel.arg_names
         compiled = _compiled(launch)
         self._fixed = _values(launch, names[varying:])
+        self._compiled = compiled  # which unloads the kernel when it goes
         self._launch = _in_c(compiled, (0,) * varying + self._fixed) or _in_python(compiled)
 
     def __call__(self, grid: Grid, stream: int, *varying: int | None) -> None:
@@ -53,7 +54,7 @@ class NamedKernel:
         unknown = [name for name in varying if name not in names]
         if unknown:
             raise ValueError(f"the kernel has no parameter {unknown[0]}")
-        compiled = _compiled(launch)
+        self._compiled = compiled = _compiled(launch)
         rest = [name for name in names if name not in varying]
         self._fixed = _values(launch, rest)
         given = [*varying, *rest]

@@ -37,7 +37,7 @@ def conv_launch(shape: LayerShape) -> Launch:
         # Two tokens, as a view of a single one forgets the distance between tokens.
         projected = torch.empty(2, shape.projected, dtype=shape.dtype)
         _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
-        steps = torch.empty(1, shape.nheads, shape.chunk_size)
+        steps = torch.empty(1, shape.nheads, shape.chunk_size, dtype=torch.float32)
         conv_state = torch.empty_strided(
             (1, shape.conv_dim, shape.width - 1), (2 * SLOT_MULTIPLE, *shape.conv_strides), dtype=shape.dtype
         )
@@ -54,7 +54,7 @@ def conv_launch(shape: LayerShape) -> Launch:
             integers[:1],
             torch.empty(2, shape.conv_dim, dtype=shape.dtype),
             dt,
-            torch.empty(shape.nheads),
+            torch.empty(shape.nheads, dtype=torch.float32),
             torch.empty(shape.nheads, dtype=dt_bias_dtype),
             integers,
             steps,
@@ -77,9 +77,9 @@ def staged_launches(shape: LayerShape) -> tuple[Launch, Launch, Launch, Launch]:
     with torch.device("meta"):
         t = _tensors(shape)
         slots = t.integers[:1]
-        states = torch.empty(1, shape.nheads, shape.headdim, shape.dstate)
+        states = torch.empty(1, shape.nheads, shape.headdim, shape.dstate, dtype=torch.float32)
         entering = states.to(shape.state_dtype)
-        cb = torch.empty(1, shape.ngroups, shape.chunk_size, shape.chunk_size)
+        cb = torch.empty(1, shape.ngroups, shape.chunk_size, shape.chunk_size, dtype=torch.float32)
         return (
             chunk_state_launch(t.B, t.x, t.steps, t.steps, t.integers, states),
             state_passing_launch(
@@ -97,7 +97,7 @@ def _tensors(shape: LayerShape) -> _Tensors:
         x.unflatten(1, (shape.nheads, shape.headdim)),
         B.unflatten(1, (shape.ngroups, shape.dstate)),
         C.unflatten(1, (shape.ngroups, shape.dstate)),
-        torch.empty(1, shape.nheads, shape.chunk_size),
+        torch.empty(1, shape.nheads, shape.chunk_size, dtype=torch.float32),
         torch.empty_strided(
             (1, shape.nheads, shape.headdim, shape.dstate),
             (2 * SLOT_MULTIPLE, shape.headdim * shape.dstate, shape.dstate, 1),

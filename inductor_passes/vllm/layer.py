@@ -17,15 +17,13 @@ from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, is_conv_state_dim_first
 
-from inductor_passes.vllm.compiled_region import present
 from inductor_passes.vllm.contract import missing_from_layer
 from inductor_passes.vllm.decline import Decline, counters
 from inductor_passes.vllm.decodes import direct_decode_for, say_once
 from inductor_passes.vllm.direct_decode import DirectDecode
-from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.layer_tensors import layer_shape, layer_tensors
+from inductor_passes.vllm.layer_tensors import BoundLayer, bind, layer_shape
+from inductor_passes.vllm.metadata_backend import backend_for
 from inductor_passes.vllm.options import Options, read_options
-from inductor_passes.vllm.region_inputs import LayerTensors
 from inductor_passes.vllm.regions import Region, region_for
 from inductor_passes.vllm.step import StepPlan, plan_of
 from inductor_passes.vllm.verify import verified
@@ -48,17 +46,35 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             self._options = dataclasses.replace(self._options, dump=debug_dump_folder(config))
         self._region: Region | None = None
         self._region_tried = not self._options.enabled
-        self._bound_to: Any = None
-        self._tensors: LayerTensors | None = None
-        self._layer_arguments: list[Tensor] = []
-        self._layer_addresses: tuple[int | None, ...] = ()
-        self._layer_sizes: tuple[int, ...] = ()
         self._direct_decode: DirectDecode | None = None
         self._decodes_tried = False
         self._max_decodes: int = getattr(getattr(config, "scheduler_config", None), "max_num_seqs", 0)
         if self._options.enabled and self._options.verify:
             both = verified(self, super().conv_ssm_forward, self.conv_ssm_forward)
             self.conv_ssm_forward = both  # type: ignore[method-assign,assignment]
+
+    @property
+    def kv_cache(self) -> Any:
+        """The caches that vLLM has given to the layer. With others, or none, it lets go of what it knew of these."""
+        try:
+            return self.__dict__["kv_cache"]
+        except KeyError:
+            raise AttributeError("kv_cache") from None
+
+    @kv_cache.setter
+    def kv_cache(self, caches: Any) -> None:
+        self.__dict__["kv_cache"] = caches
+        self._bound: BoundLayer | None = None
+        self._binding_tried = False
+
+    @kv_cache.deleter
+    def kv_cache(self) -> None:
+        del self.__dict__["kv_cache"]
+
+    def get_attn_backend(self, *args: Any, **kwargs: Any) -> Any:
+        """What builds the metadata of a step for this layer."""
+        stock = super().get_attn_backend(*args, **kwargs)
+        return backend_for(stock) if self._options.enabled and self._options.metadata else stock
 
     def conv_ssm_forward(self, projected_states: Tensor, output: Tensor) -> None:
         """Convolution and SSD of one step; vLLM's custom op calls this.
@@ -97,12 +113,11 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
 
     def _decode(self, projected: Tensor, output: Tensor, plan: StepPlan) -> bool:
         """Launch the decodes by address, if that is known to be the same as vLLM's own code."""
-        direct = self._direct_decode
-        if direct is None:
+        direct, bound, decodes = self._direct_decode, self._bound, plan.decodes
+        if direct is None or bound is None:
             return False
-        decodes = plan.decodes
         if decodes is None or not direct(
-            decodes, projected.data_ptr(), output.data_ptr(), self._layer_addresses, self._layer_sizes[0]
+            decodes, projected.data_ptr(), output.data_ptr(), bound.addresses, bound.sizes[0]
         ):
             say_once(logging.WARNING, "a step has others than were compiled for")
             return False
@@ -110,8 +125,9 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         return True
 
     def _prefill(self, projected: Tensor, output: Tensor, plan: StepPlan) -> None:
-        region = self._region
+        region, bound = self._region, self._bound
         assert region is not None
+        assert bound is not None
         decodes = plan.num_decode_tokens
         if plan.checkpoints is None:
             counters.layer_prefills += 1
@@ -120,10 +136,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
                 compiled.direct(
                     projected.shape[0] - decodes,
                     plan.sizes,
-                    self._layer_sizes,
+                    bound.sizes,
                     projected.data_ptr() + decodes * region.projected_bytes,
                     output.data_ptr() + decodes * region.out_bytes,
-                    self._layer_addresses,
+                    bound.addresses,
                     plan.addresses,
                 )
                 return
@@ -132,8 +148,8 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             counters.layer_checkpoints += 1
             compiled = region.with_checkpoints
         projected, output = projected[decodes:], output[decodes:].view(-1, region.shape.nheads, region.shape.headdim)
-        arguments = [projected.shape[0], *plan.sizes, *self._layer_sizes, projected, output]
-        arguments += self._layer_arguments
+        arguments = [projected.shape[0], *plan.sizes, *bound.sizes, projected, output]
+        arguments += bound.tensors
         arguments += plan.tensors
         arguments += plan.checkpoints or ()
         compiled.run(arguments)
@@ -146,9 +162,11 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             return plan.decline
         if plan.checkpoints is not None and region.with_checkpoints is None:
             return Decline.CHECKPOINTS
-        if self.kv_cache is not self._bound_to:
-            self._bind(plan.sizes[3])
-        if self._tensors is None:
+        if not self._binding_tried:  # the caches are allocated after the profile run, and may be again
+            self._binding_tried = True
+            self._bound = bind(self, region.shape, not is_conv_state_dim_first())
+            self._direct_decode = self._decodes_of(self._bound, plan.sizes[3])
+        if self._bound is None:
             return Decline.CACHE
         if not (projected.is_contiguous() and output.is_contiguous()):
             return Decline.ALIGNMENT
@@ -183,23 +201,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         if region is None or region.shape.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return
         self._decodes_tried = True
-        tensors = layer_tensors(self, region.shape, not is_conv_state_dim_first())
-        if tensors is not None:
-            direct_decode_for(self, tensors, region.shape, 1, self._max_decodes, self._options)
+        self._decodes_of(bind(self, region.shape, not is_conv_state_dim_first()), 1)
 
-    def _bind(self, slots_stride: int) -> None:
-        """Take up the caches, which are allocated after the profile run, and may be again."""
+    def _decodes_of(self, bound: BoundLayer | None, slots_stride: int) -> DirectDecode | None:
+        if bound is None:
+            return None
         assert self._region is not None
-        shape = self._region.shape
-        self._bound_to = self.kv_cache
-        self._direct_decode = None
-        self._tensors = layer_tensors(self, shape, not is_conv_state_dim_first())
-        if self._tensors is not None:
-            self._layer_arguments = present(self._tensors)
-            self._layer_addresses = tuple(None if tensor is None else tensor.data_ptr() for tensor in self._tensors)
-            conv_state, ssm_state = self._tensors.conv_state, self._tensors.ssm_state
-            steps = (conv_state.stride(0) // SLOT_MULTIPLE, ssm_state.stride(0) // SLOT_MULTIPLE)
-            self._layer_sizes = (ssm_state.shape[0], *steps)
-            self._direct_decode = direct_decode_for(
-                self, self._tensors, shape, slots_stride, self._max_decodes, self._options
-            )
+        return direct_decode_for(self, self._region.shape, bound.sizes, slots_stride, self._max_decodes, self._options)

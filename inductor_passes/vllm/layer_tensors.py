@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from inductor_passes.vllm.compiled_region import present
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
 
@@ -55,8 +56,21 @@ def layer_shape(layer: Any, dtype: torch.dtype, device: torch.device, channels_l
     return shape
 
 
-def layer_tensors(layer: Any, shape: LayerShape, channels_last: bool) -> LayerTensors | None:
-    """The tensors of a layer whose caches have been allocated; None if their layout is not the one compiled for."""
+class BoundLayer(NamedTuple):
+    """What a region takes of a layer whose caches have been allocated.
+
+    Attributes:
+        tensors: of `LayerTensors`, those that are there. addresses: of all, None for one that is not.
+        sizes: the last three of `Sizes`.
+    """
+
+    tensors: list[Tensor]
+    addresses: tuple[int | None, ...]
+    sizes: tuple[int, int, int]
+
+
+def bind(layer: Any, shape: LayerShape, channels_last: bool) -> BoundLayer | None:
+    """What there is of a layer; None if the layout of its caches is not the one compiled for."""
     conv_cache, ssm_state = layer.kv_cache[:2]
     conv_state = (conv_cache.transpose(-1, -2) if channels_last else conv_cache)[..., : shape.width - 1]
     tensors = LayerTensors(
@@ -68,7 +82,11 @@ def layer_tensors(layer: Any, shape: LayerShape, channels_last: bool) -> LayerTe
         conv_state,
         ssm_state,
     )
-    return tensors if _fits(tensors, shape) else None
+    if not _fits(tensors, shape):
+        return None
+    steps = (cache.stride(0) // SLOT_MULTIPLE for cache in (conv_state, ssm_state))
+    addresses = tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    return BoundLayer(present(tensors), addresses, (ssm_state.shape[0], *steps))
 
 
 def _fits(tensors: LayerTensors, shape: LayerShape) -> bool:

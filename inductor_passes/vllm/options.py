@@ -29,6 +29,7 @@ class Options:
         one_pass: whether short prefills run in one pass over the state, with the same bits.
         direct: whether kernels are launched by address on a GPU, without the code that Inductor generated.
         decode: whether vLLM's kernels for decodes beside prefills are launched by address too; not without `direct`.
+        metadata: whether the plugin builds what vLLM's layers need in each step, with the same values in less time.
         self_check: whether a compiled region is tried on made-up sequences before it is used.
         dump: folder for both graphs, what the pass did, and the generated code; empty for none.
         verify: number of layer calls that are also run by vLLM's own code and compared; for tests, it is slow.
@@ -40,6 +41,7 @@ class Options:
     one_pass: bool = True
     direct: bool = True
     decode: bool = True
+    metadata: bool = True
     self_check: bool = True
     dump: str = ""
     verify: int = 0
@@ -117,6 +119,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "one_pass": _read_bool,
     "direct": _read_bool,
     "decode": _read_bool,
+    "metadata": _read_bool,
     "self_check": _read_bool,
     "dump": str,
     "verify": _read_count,

@@ -131,7 +131,9 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
             write_down(region, Path(options.dump))
         if options.self_check:
             self_check(region)
-    one_pass = _tried(_one_pass_forms(shape, options), compiled[0], options) if options.one_pass else []
+    one_pass = (
+        _tried(_one_pass_forms(shape, options), compiled[0], options) if options.one_pass and options.eliminate else []
+    )
     staged = _tried([lambda: direct_region(shape)], compiled[0], options) if _by_address(shape, options) else []
     shortcut = f"; up to {one_pass[-1].max_tokens} new tokens run in one pass" if one_pass else ""
     logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(compiled[0]), shortcut)
@@ -167,7 +169,7 @@ def _one_pass_forms(shape: LayerShape, options: Options) -> Iterator[Callable[[]
 
 
 def _by_address(shape: LayerShape, options: Options) -> bool:
-    return options.direct and shape.device.type == "cuda"
+    return options.direct and options.eliminate and shape.device.type == "cuda"
 
 
 def _name(shape: LayerShape) -> str:

@@ -133,7 +133,7 @@ def _layer(shape: LayerShape, generator: torch.Generator) -> LayerTensors:
     layer = LayerTensors(
         _random((shape.conv_dim, shape.width), conv_dtype, generator),
         _random((shape.conv_dim,), conv_dtype, generator) if shape.has_conv_bias else None,
-        -torch.rand(shape.nheads, generator=generator),
+        -torch.rand(shape.nheads, generator=generator, dtype=torch.float32),
         _random((shape.nheads,), d_dtype, generator),
         _random((shape.nheads,), dt_bias_dtype, generator),
         _slots(length, shape.dtype, generator).as_strided(
@@ -155,7 +155,7 @@ def _slots(size: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
 
 
 def _random(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return torch.randn(size, generator=generator).to(dtype)
+    return torch.randn(size, generator=generator, dtype=torch.float32).to(dtype)
 
 
 def _copy(cache: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 vLLM builds one metadata object for each group of layers whose caches share slots. The plan made from it is kept on that
 object, so it lives as long as the step does. What all groups of a step have in common is kept on the table of tiles,
-which they share.
+which they share; the builder of the metadata puts it there if it is ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from inductor_passes.vllm.decline import Decline
 from inductor_passes.vllm.region_inputs import CheckpointTensors, StepTensors
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
-_ATTRIBUTE = "_mamba_ops_plan"
+# The name of both, among the metadata's attributes and in the table of tiles.
+PLAN = "_mamba_ops_plan"
+_SLOTS = StepTensors._fields.index("slots")
 _ALIGNMENT = 16  # bytes; what the kernels of a decode are compiled for
 
 
@@ -63,22 +65,23 @@ class StepPlan:
         self.num_decode_tokens: int = metadata.num_decode_tokens
         self.checkpoints = _checkpoint_tensors(metadata)
         tiles, slots = metadata.nums_dict, _slots(metadata)
-        found = tiles.get(_ATTRIBUTE) if tiles and self.checkpoints is None else None
+        found = tiles.get(PLAN) if tiles and self.checkpoints is None else None
         self.decline: Decline | None = None
-        if found and metadata.cu_chunk_seqlen_p is found[0].cu_chunk_seqlens and _alike(slots, found[0].slots):
+        if found and metadata.cu_chunk_seqlen_p is found[0].cu_chunk_seqlens and _alike(slots, found[0].slots, device):
             # Another group of the same step: only its slots are others.
-            tensors, self.sizes, self.max_tokens, self.one_chunk = found
+            tensors, addresses, self.sizes, self.max_tokens, self.one_chunk = found
             self.tensors: StepTensors = tensors._replace(slots=slots)
+            self.addresses: tuple[int, ...] = (*addresses[:_SLOTS], slots.data_ptr(), *addresses[_SLOTS + 1 :])
         else:
             self.tensors = _step_tensors(metadata, slots)
-            self.decline = _decline(self.tensors, self.checkpoints, device)
+            self.decline = _decline_of_rows(metadata, device) or _decline(self.tensors, self.checkpoints, device)
             if self.decline is None:
-                nseqs, nchunks = slots.shape[0], self.tensors.seq_idx.shape[0]
-                self.sizes = (nseqs, nchunks, self.tensors.tile_sequence.shape[0], slots.stride(0))
-                self.max_tokens, self.one_chunk = _longest(metadata), nseqs == nchunks
+                in_common = _in_common(self.tensors, _longest(metadata))
+                _, self.addresses, self.sizes, self.max_tokens, self.one_chunk = in_common
                 if tiles and self.checkpoints is None:
-                    tiles[_ATTRIBUTE] = (self.tensors, self.sizes, self.max_tokens, self.one_chunk)
-        self.addresses = tuple(tensor.data_ptr() for tensor in self.tensors) if self.decline is None else ()
+                    tiles[PLAN] = in_common
+        if device.type == "cpu" and self.decline is None and slots.unique().shape[0] != slots.shape[0]:
+            self.decline = Decline.SHARED_SLOT  # only in warm-up runs, whose sequences have no slots of their own
         self.decodes = _decodes(metadata, device) if self.num_decode_tokens else None
         self._without_prefill: Any = None
 
@@ -91,20 +94,46 @@ class StepPlan:
 
 def plan_of(metadata: Any, device: torch.device) -> StepPlan:
     """The plan of a step that has sequences in prefill."""
-    plan: StepPlan | None = metadata.__dict__.get(_ATTRIBUTE)
+    plan: StepPlan | None = metadata.__dict__.get(PLAN)
     if plan is None:
         plan = StepPlan(metadata, device)
-        metadata.__dict__[_ATTRIBUTE] = plan
+        metadata.__dict__[PLAN] = plan
     return plan
+
+
+def share(metadata: Any, max_tokens: int) -> None:
+    """Keep with metadata what the plans of all groups begin with. Its tables must be as `StepTensors` has them.
+
+    Args:
+        metadata: of the first group, without checkpoints.
+        max_tokens: no sequence is longer.
+    """
+    metadata.nums_dict[PLAN] = _in_common(_step_tensors(metadata, _slots(metadata)), max_tokens)
+
+
+def copy_without_plan(metadata: Any) -> Any:
+    """A copy of metadata for other layers or with fewer sequences, which have a plan of their own."""
+    other = copy.copy(metadata)
+    other.__dict__.pop(PLAN, None)
+    return other
 
 
 def _slots(metadata: Any) -> Tensor:
     slots: Tensor = metadata.state_indices_tensor_p
-    return slots.to(torch.int32) if isinstance(slots, Tensor) else slots
+    return slots.to(torch.int32) if isinstance(slots, Tensor) and slots.dtype != torch.int32 else slots
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.stride() == b.stride() and a.device == b.device
+def _alike(a: Tensor, b: Tensor, device: torch.device) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride() and a.device == b.device == device
+
+
+def _in_common(
+    tensors: StepTensors, max_tokens: int
+) -> tuple[StepTensors, tuple[int, ...], tuple[int, int, int, int], int, bool]:
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    nseqs, nchunks = tensors.slots.shape[0], tensors.seq_idx.shape[0]
+    sizes = (nseqs, nchunks, tensors.tile_sequence.shape[0], tensors.slots.stride(0))
+    return tensors, addresses, sizes, max_tokens, nseqs == nchunks
 
 
 def _step_tensors(metadata: Any, slots: Tensor) -> StepTensors:
@@ -130,7 +159,7 @@ def _longest(metadata: Any) -> int:
     tiles = metadata.nums_dict and metadata.nums_dict.get(BLOCK_TOKENS)
     if tiles and "nums" in tiles:
         return int(tiles["nums"].max()) * BLOCK_TOKENS
-    return int(metadata.num_prefill_tokens - metadata.num_prefills + 1)
+    return int(metadata.num_prefill_tokens - metadata.num_prefills + 1)  # a CPU has no tiles
 
 
 def _checkpoint_tensors(metadata: Any) -> CheckpointTensors | None:
@@ -139,6 +168,18 @@ def _checkpoint_tensors(metadata: Any) -> CheckpointTensors | None:
     meta = metadata.checkpoint_meta
     slots = meta.state_indices.to(torch.int32).contiguous()
     return CheckpointTensors(metadata.checkpoint_chunk_idx, meta.checkpoint_offsets.to(torch.int32), slots)
+
+
+def _decline_of_rows(metadata: Any, device: torch.device) -> Decline | None:
+    """A sequence without tokens may have a chunk without tokens, or none: what belongs to which is not known then."""
+    if device.type == "cpu":
+        lengths = metadata.query_start_loc_p.diff()
+    else:
+        tiles = metadata.nums_dict and metadata.nums_dict.get(BLOCK_TOKENS)
+        if not tiles or "nums" not in tiles:
+            return Decline.METADATA
+        lengths = tiles["nums"]
+    return Decline.METADATA if lengths.min() <= 0 else None
 
 
 def _decline(tensors: StepTensors, checkpoints: CheckpointTensors | None, device: torch.device) -> Decline | None:
@@ -160,8 +201,6 @@ def _decline(tensors: StepTensors, checkpoints: CheckpointTensors | None, device
     ]
     if any(tensor.shape[0] != size for tensor, size in sizes):
         return Decline.METADATA
-    if device.type == "cpu" and tensors.slots.unique().shape[0] != nseqs:
-        return Decline.SHARED_SLOT  # only in warm-up runs, whose sequences have no slots of their own
     return None
 
 
@@ -180,8 +219,7 @@ def _decodes(metadata: Any, device: torch.device) -> StepDecodes | None:
 
 
 def _without_prefill(metadata: Any) -> Any:
-    decodes = copy.copy(metadata)
-    decodes.__dict__.pop(_ATTRIBUTE, None)
+    decodes = copy_without_plan(metadata)
     decodes.num_prefills = 0
     decodes.num_prefill_tokens = 0
     decodes.has_initial_states_p = None

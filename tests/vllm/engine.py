@@ -46,8 +46,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     try:
         results = [run_schedule(llm, number, events, job) for number, events in enumerate(job["schedules"])]
         layers: list[str] = []
+        backends: list[str] = []
         if job["engine"].get("tensor_parallel_size", 1) == 1:  # otherwise they are in other processes
-            layers = llm.apply_model(names_of_mixers)[0]
+            layers, backends = llm.apply_model(names_of_mixers)[0], llm.apply_model(names_of_backends)[0]
         after = counted()
         after.subtract(before)
         metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
@@ -59,6 +60,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "schedules": results,
         "layers": layers,
+        "backends": backends,
         "counters": {name: n for name, n in after.items() if n},
         "captured": compilation_counter.num_cudagraph_captured - captured,
         "preemptions": int(metrics.get("vllm:num_preemptions", 0)),
@@ -106,6 +108,10 @@ def run_schedule(llm: LLM, number: int, events: list[Any], job: dict[str, Any]) 
 
 def names_of_mixers(model: Any) -> list[str]:
     return [type(module).__name__ for module in model.modules() if isinstance(module, MambaMixer2)]
+
+
+def names_of_backends(model: Any) -> list[str]:
+    return [module.get_attn_backend().__name__ for module in model.modules() if isinstance(module, MambaMixer2)]
 
 
 def take_attributes() -> None:

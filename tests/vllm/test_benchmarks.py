@@ -24,6 +24,17 @@ def test_equality(call: Callable[..., str], model: Callable[[str], str], tmp_pat
         assert row["ours"] == 0
         assert row["n"] is not None
         assert row["n"] >= least
+    preemptions = found["preemptions/granite", "count"]
+    assert preemptions["ours"] == preemptions["stock"] > 0  # type: ignore[operator]
+
+
+def test_equality_fails_without_preemptions(
+    call: Callable[..., str], model: Callable[[str], str], tmp_path: Path
+) -> None:
+    roomy = json.dumps({"num_gpu_blocks_override": 2000, "max_num_seqs": 4})
+    arguments = ("--responses", "4", "--calls", "1", "--engine", roomy, "--out", str(tmp_path))
+    with pytest.raises(AssertionError, match="no preemptions"):
+        call("-m", "benchmarks.equality_vllm", model("granite"), *arguments, environment=MAIN_MEMORY)
 
 
 def test_soak(call: Callable[..., str], model: Callable[[str], str], tmp_path: Path) -> None:

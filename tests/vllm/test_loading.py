@@ -11,13 +11,11 @@ from vllm.model_executor.custom_op import op_registry_oot
 print("registered:", [layer.__name__ for layer in op_registry_oot.values()])
 """
 
-# Takes away, in turn, every name that the contract lists, and gives each callable other parameters, in the real
-# modules. Prints a line for each: what was taken, whether vLLM's layers stayed, and what the log said.
-TAKEN_IN_TURN = """
+# Takes away, in turn, every name that a part of the contract lists, and gives each callable other parameters, in the
+# real modules.
+TAKING = """
 import contextlib, importlib, inspect, logging, sys
 from inductor_passes.vllm import contract, register
-from vllm.model_executor.custom_op import op_registry_oot
-from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
 said = []
 class Listener(logging.Handler):
@@ -51,13 +49,13 @@ def without_field(fields, name):
     yield
     fields[name] = kept
 
-def cases():
-    for name, attributes in contract.MODULE_ATTRIBUTES.items():
+def cases(module_attributes, signatures):
+    for name, attributes in module_attributes.items():
         module = importlib.import_module(name)
         yield name, without_module(name)
         for attribute in attributes:
             yield f"{name}.{attribute}", without(module, attribute)
-    for name, path, parameters in contract.SIGNATURES:
+    for name, path, parameters in signatures:
         *parents, attribute = path.split(".")
         owner = importlib.import_module(name)
         for parent in parents:
@@ -66,11 +64,22 @@ def cases():
         yield shown, with_other_parameters(owner, attribute)
         if not any(hasattr(base, attribute) for base in getattr(owner, "__bases__", ())):
             yield f"{name}.{path}", without(owner, attribute)
+"""
+
+# Prints a line for each: what was taken, whether vLLM's layers stayed, and what the log said.
+TAKEN_IN_TURN = (
+    TAKING
+    + """
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+
+def all_cases():
+    yield from cases(contract.MODULE_ATTRIBUTES, contract.SIGNATURES)
     fields = importlib.import_module(contract._METADATA).Mamba2AttentionMetadata.__dataclass_fields__
     for name in contract.METADATA_FIELDS:
         yield f"Mamba2AttentionMetadata.{name}", without_field(fields, name)
 
-for name, taken in cases():
+for name, taken in all_cases():
     said.clear()
     with taken:
         register()
@@ -78,6 +87,7 @@ for name, taken in cases():
 register()
 print("and with all of them:", [layer.__name__ for layer in op_registry_oot.values()])
 """
+)
 
 MIXED_DEVICES = """
 import torch

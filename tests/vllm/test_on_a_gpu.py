@@ -16,7 +16,13 @@ from tests.vllm.schedules import add, around_edges, at_once, prompt, random_sche
 
 pytestmark = pytest.mark.gpu
 
-GPU = {"dtype": "bfloat16", "gpu_memory_utilization": 0.2, "enforce_eager": False}
+# A cache of its own size, so that several of these engines fit on a GPU at once.
+GPU = {
+    "dtype": "bfloat16",
+    "gpu_memory_utilization": 0.05,
+    "kv_cache_memory_bytes": 1 << 30,
+    "enforce_eager": False,
+}
 # A prefill of one token and continuations of one, beside decodes: what a decode graph might be replayed for.
 ONE_TOKEN = [add(0, "a", prompt(0, 129)), add(1, "b", prompt(1, 257)), add(2, "c", prompt(2, 1))]
 SCHEDULES = [ONE_TOKEN, around_edges(64, 128), *(random_schedule(seed) for seed in range(20))]
@@ -46,6 +52,8 @@ def test_nothing_is_compiled_or_tuned_while_serving(run: Run) -> None:
     ours = run("granite", [shared_prefixes(), *SCHEDULES], plugin=True, own_process="cold", **{**GPU, **caching})
     assert declined(ours) == {}
     assert ours["counters"]["layer_checkpoints"] > 0
+    assert set(ours["backends"]) == {"FastMamba2Backend"}
+    assert "builds the metadata of Mamba2 layers" not in ours["log"]
     assert "Kernel JIT monitor activated" in ours["log"]
     assert "during inference" not in ours["log"]
     assert ours["counters"]["layer_decodes"] > 0
