@@ -74,7 +74,7 @@ class StepPlan:
             self.addresses: tuple[int, ...] = (*addresses[:_SLOTS], slots.data_ptr(), *addresses[_SLOTS + 1 :])
         else:
             self.tensors = _step_tensors(metadata, slots)
-            self.decline = _decline_of_rows(metadata, device) or _decline(self.tensors, self.checkpoints, device)
+            self.decline = _decline(self.tensors, self.checkpoints, device) or _decline_of_rows(metadata, device)
             if self.decline is None:
                 in_common = _in_common(self.tensors, _longest(metadata))
                 _, self.addresses, self.sizes, self.max_tokens, self.one_chunk = in_common
