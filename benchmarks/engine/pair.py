@@ -57,7 +57,9 @@ def run_pair(module: str, job: dict[str, Any], changed: Callable[[Side, Side], N
 
 def _start(module: str, plugin: str, job_file: Path, result_file: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", module, str(job_file), str(result_file)]
-    return subprocess.Popen(command, env={**os.environ, "MAMBA_OPS_VLLM": plugin}, stdout=sys.stderr)
+    # Inductor, too, chooses by time among kernels that sum in another order, in each process by itself.
+    held = {"TORCHINDUCTOR_DETERMINISTIC": "1"}
+    return subprocess.Popen(command, env={**os.environ, **held, "MAMBA_OPS_VLLM": plugin}, stdout=sys.stderr)
 
 
 def _stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:

@@ -98,7 +98,7 @@ class _Maker:
         if kind != "greedy":
             made["seed"] = rng.randrange(2**31)
         if kind == "min_tokens":  # and so many tokens that end an answer that some do
-            stops = range(0, self._limits.vocabulary, max(8, self._limits.vocabulary // 512))
+            stops = range(0, self._limits.vocabulary, max(8, self._limits.vocabulary // 100))
             made |= {"min_tokens": rng.randint(1, answer), "stop_token_ids": list(stops)}
         return made
 
