@@ -41,7 +41,7 @@ class Options:
     one_pass: bool = True
     direct: bool = True
     decode: bool = True
-    metadata: bool = True
+    metadata: bool = False
     self_check: bool = True
     dump: str = ""
     verify: int = 0

@@ -49,7 +49,14 @@ def test_graphs_are_captured_as_without_the_plugin(run: Run, mode: str) -> None:
 def test_nothing_is_compiled_or_tuned_while_serving(run: Run) -> None:
     """The first prefix hit, other lengths and numbers of sequences, and so other alignments, right after the start."""
     caching = {"enable_prefix_caching": True, "max_num_batched_tokens": 512, "reset": False}
-    ours = run("granite", [shared_prefixes(), *SCHEDULES], plugin=True, own_process="cold", **{**GPU, **caching})
+    ours = run(
+        "granite",
+        [shared_prefixes(), *SCHEDULES],
+        plugin=True,
+        own_process="cold",
+        environment={"MAMBA_OPS_VLLM_METADATA": "1"},
+        **{**GPU, **caching},
+    )
     assert declined(ours) == {}
     assert ours["counters"]["layer_checkpoints"] > 0
     assert set(ours["backends"]) == {"FastMamba2Backend"}
