@@ -5,7 +5,7 @@
 The same engine runs both, layer by layer the same weights and caches, so that what differs is the layers alone; turns
 go stock, plugin, plugin, stock. Writes results/steps.json: `step/<n>x<new>` the wall time of the step, `gpu/<n>x<new>`
 the sum of its GPU kernels, `layer/<n>x<new>` the kernels of one Mamba2 layer without its projections, the last two from
-PyTorch's profiler. Needs a GPU.
+PyTorch's profiler. Needs a GPU. Option `metadata` is on, for both sides alike.
 
 `--host FILE` writes where Python spends its time in steps that continue one sequence (cProfile, the plugin's layers).
 """
@@ -20,7 +20,7 @@ import random
 import time
 from pathlib import Path
 
-os.environ["MAMBA_OPS_VLLM"] = "1"
+os.environ["MAMBA_OPS_VLLM"] = os.environ["MAMBA_OPS_VLLM_METADATA"] = "1"
 
 import torch
 from torch.profiler import ProfilerActivity, profile
