@@ -8,7 +8,7 @@ kernel gets numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,25 @@ from inductor_passes.vllm.workspace import workspace
 _ALIGNMENT = 16  # bytes; what the kernels are compiled for
 
 Addresses = Sequence[int | None]
+
+
+class DirectCall(NamedTuple):
+    """What a region takes of a step and a layer.
+
+    Attributes:
+        ntokens: of the activations.
+        step_sizes, layer_sizes: the first and the last of `Sizes` behind ntokens.
+        projected, out: addresses, see `inductor_passes.vllm.region`.
+        layer, step: addresses of `LayerTensors` and `StepTensors`.
+    """
+
+    ntokens: int
+    step_sizes: tuple[int, int, int, int]
+    layer_sizes: tuple[int, int, int]
+    projected: int
+    out: int
+    layer: Addresses
+    step: Addresses
 
 
 class DirectRegion:
@@ -49,43 +68,18 @@ class DirectRegion:
         self._device, self._index = shape.device, shape.device.index
         self._chunk_bytes = 2 * self._steps_bytes
 
-    def __call__(
-        self,
-        ntokens: int,
-        step_sizes: tuple[int, int, int, int],
-        layer_sizes: tuple[int, int, int],
-        projected: int,
-        out: int,
-        layer: Addresses,
-        step: Addresses,
-    ) -> None:
-        """Run it.
-
-        Args:
-            ntokens: of the activations.
-            step_sizes, layer_sizes: the first and the last of `Sizes` behind ntokens.
-            projected, out: addresses, see `inductor_passes.vllm.region`.
-            layer, step: addresses of `LayerTensors` and `StepTensors`.
-        """
+    def __call__(self, call: DirectCall) -> None:
+        """Run it."""
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         if torch.cuda.current_device() == self._index:
-            self.on(stream, ntokens, step_sizes, layer_sizes, projected, out, layer, step)
+            self.on(stream, call)
         else:
             with torch.accelerator.device_index(self._index):
-                self.on(stream, ntokens, step_sizes, layer_sizes, projected, out, layer, step)
+                self.on(stream, call)
 
-    def on(
-        self,
-        stream: int,
-        ntokens: int,
-        step_sizes: tuple[int, int, int, int],
-        layer_sizes: tuple[int, int, int],
-        projected: int,
-        out: int,
-        layer: Addresses,
-        step: Addresses,
-    ) -> None:
+    def on(self, stream: int, call: DirectCall) -> None:
         """Run it on a stream of the current device."""
+        ntokens, step_sizes, layer_sizes, projected, _, layer, step = call
         _, nchunks, ntiles, slots_stride = step_sizes
         num_slots, conv_step, _ = layer_sizes
         weight, bias, A, _, dt_bias, conv_state, _ = layer
@@ -120,20 +114,9 @@ class DirectRegion:
             slots_stride,
             1,
         )
-        self._scan(stream, step_sizes, layer_sizes, convolved, dt_out, dA_cumsum, out, layer, step)
+        self._scan(stream, call, convolved, dt_out, dA_cumsum)
 
-    def _scan(
-        self,
-        stream: int,
-        step_sizes: tuple[int, int, int, int],
-        layer_sizes: tuple[int, int, int],
-        convolved: int,
-        dt_out: int,
-        dA_cumsum: int,
-        out: int,
-        layer: Addresses,
-        step: Addresses,
-    ) -> None:
+    def _scan(self, stream: int, call: DirectCall, convolved: int, dt_out: int, dA_cumsum: int) -> None:
         """Launch what follows the convolution and the sums. Its own results go behind `dA_cumsum`."""
         raise NotImplementedError
 
@@ -147,18 +130,8 @@ class InOnePass(DirectRegion):
         self._kernel, (self._headdim_blocks, self._nheads, _) = DirectKernel(launch, 16), launch.grid
         self._one_chunk = one_chunk
 
-    def _scan(
-        self,
-        stream: int,
-        step_sizes: tuple[int, int, int, int],
-        layer_sizes: tuple[int, int, int],
-        convolved: int,
-        dt_out: int,
-        dA_cumsum: int,
-        out: int,
-        layer: Addresses,
-        step: Addresses,
-    ) -> None:
+    def _scan(self, stream: int, call: DirectCall, convolved: int, dt_out: int, dA_cumsum: int) -> None:
+        _, step_sizes, layer_sizes, _, out, layer, step = call
         nseqs, _, _, slots_stride = step_sizes
         num_slots, _, ssm_step = layer_sizes
         _, cu_chunk_seqlens, last_chunk_indices, _, slots, has, _, _ = step
@@ -201,18 +174,8 @@ class InStages(DirectRegion):
             raise ValueError("a state is too small")
         self._chunk_bytes += self._states_bytes + self._entering_bytes + shape.ngroups * shape.chunk_size**2 * 4
 
-    def _scan(
-        self,
-        stream: int,
-        step_sizes: tuple[int, int, int, int],
-        layer_sizes: tuple[int, int, int],
-        convolved: int,
-        dt_out: int,
-        dA_cumsum: int,
-        out: int,
-        layer: Addresses,
-        step: Addresses,
-    ) -> None:
+    def _scan(self, stream: int, call: DirectCall, convolved: int, dt_out: int, dA_cumsum: int) -> None:
+        _, step_sizes, layer_sizes, _, out, layer, step = call
         nseqs, nchunks, _, slots_stride = step_sizes
         num_slots, _, ssm_step = layer_sizes
         _, chunks, last_chunk_indices, _, slots, has, _, _ = step
@@ -286,7 +249,7 @@ def _region(
     return CompiledRegion(shape, False, max_tokens, one_chunk, over_tensors(shape, direct), recording, direct)
 
 
-def over_tensors(shape: LayerShape, direct: Callable[..., None]) -> Callable[[list[Any]], None]:
+def over_tensors(shape: LayerShape, direct: Callable[[DirectCall], None]) -> Callable[[list[Any]], None]:
     """What takes sizes and tensors, as `CompiledRegion.run` does, and calls a `DirectRegion` with addresses."""
     bias_at = LayerTensors._fields.index("conv_bias")
     nlayer = len(LayerTensors._fields) - (not shape.has_conv_bias)
@@ -298,6 +261,9 @@ def over_tensors(shape: LayerShape, direct: Callable[..., None]) -> Callable[[li
         step = rest[nlayer:]
         if not shape.has_conv_bias:
             layer.insert(bias_at, None)
-        direct(ntokens, tuple(sizes[:4]), tuple(sizes[4:]), projected, out, layer, step)
+        nseqs, nchunks, ntiles, slots_stride, *layer_sizes = sizes
+        num_slots, conv_step, ssm_step = layer_sizes
+        of_step, of_layer = (nseqs, nchunks, ntiles, slots_stride), (num_slots, conv_step, ssm_step)
+        direct(DirectCall(ntokens, of_step, of_layer, projected, out, layer, step))
 
     return run

@@ -21,6 +21,7 @@ from inductor_passes.vllm.contract import missing_from_layer
 from inductor_passes.vllm.decline import Decline, counters
 from inductor_passes.vllm.decodes import direct_decode_for, say_once
 from inductor_passes.vllm.direct_decode import DirectDecode
+from inductor_passes.vllm.direct_region import DirectCall
 from inductor_passes.vllm.layer_tensors import BoundLayer, bind, layer_shape
 from inductor_passes.vllm.metadata_backend import backend_for
 from inductor_passes.vllm.options import Options, read_options
@@ -133,7 +134,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             counters.layer_prefills += 1
             compiled = region.for_step(plan.max_tokens, plan.one_chunk, plan.sizes[1])
             if compiled.direct is not None:
-                compiled.direct(
+                call = DirectCall(
                     projected.shape[0] - decodes,
                     plan.sizes,
                     bound.sizes,
@@ -142,6 +143,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
                     bound.addresses,
                     plan.addresses,
                 )
+                compiled.direct(call)
                 return
         else:
             assert region.with_checkpoints is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm import direct_region, workspace
 from inductor_passes.vllm.compiled_region import CompiledRegion
-from inductor_passes.vllm.direct_region import DirectRegion, InOnePass, InStages, over_tensors
+from inductor_passes.vllm.direct_region import DirectCall, DirectRegion, InOnePass, InStages, over_tensors
 from inductor_passes.vllm.region_inputs import LayerShape
 from mamba_ops.ops.launch import Launch
 from tests.vllm.test_region import assert_equals_uncompiled, shape_on
@@ -49,9 +48,9 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> La
 
 
 def region_of(direct: DirectRegion, shape: LayerShape, max_tokens: int | None, one_chunk: bool) -> CompiledRegion:
-    def on_no_stream(*arguments: Any) -> None:
+    def on_no_stream(call: DirectCall) -> None:
         workspace.workspace(shape.device, 0, 1 << 20).fill_(0xFF)  # NaN in every dtype
-        direct.on(0, *arguments)
+        direct.on(0, call)
 
     run = over_tensors(shape, on_no_stream)
     return CompiledRegion(shape, False, max_tokens, one_chunk, run, Recording(), on_no_stream)
