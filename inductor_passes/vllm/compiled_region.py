@@ -144,6 +144,9 @@ def _compile(
         outputs: list[Any] = []
 
         def keep_output(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+            # Whatever the process has chosen: PyTorch 2.14 cannot build C++ that launches our kernels. Not among the
+            # options of `compile_fx`, which drops symbols from its inputs when it sees that one.
+            options["cpp_wrapper"] = False
             with V.set_real_inputs(inputs):
                 outputs.append(compile_fx_inner(graph, inputs, **options))
             return outputs[-1]

@@ -87,7 +87,7 @@ def _layer(layout: DecodeLayout, generator: torch.Generator) -> tuple[LayerTenso
     conv_dtype, d_dtype, dt_bias_dtype = shape.parameter_dtypes
 
     def random(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(size, generator=generator).to(dtype)
+        return torch.randn(size, generator=generator, dtype=torch.float32).to(dtype)
 
     row = shape.headdim * shape.dstate
     conv = random(_NUM_SLOTS * layout.conv_step, dtype=shape.dtype)
@@ -95,7 +95,7 @@ def _layer(layout: DecodeLayout, generator: torch.Generator) -> tuple[LayerTenso
     layer = LayerTensors(
         random(shape.conv_dim, shape.width, dtype=conv_dtype),
         random(shape.conv_dim, dtype=conv_dtype) if shape.has_conv_bias else None,
-        -torch.rand(shape.nheads, generator=generator),
+        -torch.rand(shape.nheads, generator=generator, dtype=torch.float32),
         random(shape.nheads, dtype=d_dtype),
         random(shape.nheads, dtype=dt_bias_dtype),
         conv.as_strided((_NUM_SLOTS, shape.conv_dim, shape.width - 1), (layout.conv_step, *shape.conv_strides)),

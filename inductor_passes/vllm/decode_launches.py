@@ -251,7 +251,7 @@ def _without_memory(layout: DecodeLayout, ndecodes: int, slots_stride: int) -> t
         layer = LayerTensors(
             torch.empty(shape.conv_dim, shape.width, dtype=conv_dtype),
             torch.empty(shape.conv_dim, dtype=conv_dtype) if shape.has_conv_bias else None,
-            torch.empty(shape.nheads),
+            torch.empty(shape.nheads, dtype=torch.float32),
             torch.empty(shape.nheads, dtype=d_dtype),
             torch.empty(shape.nheads, dtype=dt_bias_dtype),
             torch.empty_strided(
