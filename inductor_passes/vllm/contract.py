@@ -60,6 +60,28 @@ METADATA_SIGNATURES = (
     (_BACKENDS, "mamba_get_block_table_tensor", ("block_table", "seq_lens", "kv_cache_spec", "mamba_cache_mode")),
 )
 
+# What capturing whole steps with a prefill needs besides, and only it.
+_GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+GRAPHS_MODULE_ATTRIBUTES = {
+    "vllm.config.compilation": ("CUDAGraphMode.FULL", "CUDAGraphMode.PIECEWISE"),
+    "vllm.v1.attention.backend": ("AttentionCGSupport.ALWAYS",),
+    "vllm.v1.worker.gpu.model_runner": ("ModelCudaGraphManager",),
+}
+GRAPHS_SIGNATURES = (
+    (
+        _GRAPHS,
+        "BatchExecutionDescriptor",
+        ("cg_mode", "num_tokens", "num_reqs"),
+    ),
+    (_GRAPHS, "ModelCudaGraphManager._init_candidates", ("self",)),
+    (_GRAPHS, "ModelCudaGraphManager.run_fullgraph", ("self", "desc")),
+    (
+        _METADATA,
+        "Mamba2AttentionMetadataBuilder.build_for_cudagraph_capture",
+        ("self", "common_attn_metadata"),
+    ),
+)
+
 # Fields of the metadata that a step plan reads.
 METADATA_FIELDS = (
     "num_prefills",
@@ -117,6 +139,11 @@ def missing_from_vllm() -> list[str]:
 def missing_from_metadata() -> list[str]:
     """Names of what the builder of metadata needs and this vLLM lacks."""
     return _missing(METADATA_MODULE_ATTRIBUTES, METADATA_SIGNATURES)
+
+
+def missing_from_graphs() -> list[str]:
+    """Names of what capturing whole steps needs and this vLLM lacks."""
+    return _missing(GRAPHS_MODULE_ATTRIBUTES, GRAPHS_SIGNATURES)
 
 
 def missing_from_layer(layer: object) -> list[str]:

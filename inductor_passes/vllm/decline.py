@@ -35,6 +35,7 @@ COUNTED: Final = {
     "layer_prefills": "prefills that a layer ran without a snapshot",
     "layer_checkpoints": "prefills that a layer ran with checkpoints, which keep a snapshot",
     "layer_decodes": "steps in which a layer launched the decodes beside its prefills by address",
+    "full_steps": "steps with a prefill that were one captured graph",
     "regions": "regions compiled",
     "snapshots_removed": "compiled regions that have lost their snapshot",
     "verified": "layer calls compared with vLLM's code; see option `verify`",
@@ -89,6 +90,7 @@ class Counters:
     layer_prefills = _Count()
     layer_checkpoints = _Count()
     layer_decodes = _Count()
+    full_steps = _Count()
     regions = _Count()
     snapshots_removed = _Count()
     verified = _Count()
@@ -131,6 +133,7 @@ class Counters:
     def __str__(self) -> str:
         declined = ", ".join(f"{reason.name} {count}" for reason, count in self.declined.items()) or "none"
         decodes = f", {self.layer_decodes} with decodes launched by address" if self.layer_decodes else ""
+        decodes += f", {self.full_steps} whole steps as one graph" if self.full_steps else ""
         compared = (
             f"; compared with vLLM's code: {self.verified}, different: {self.mismatches}" if self.verified else ""
         )

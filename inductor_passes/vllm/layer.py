@@ -22,12 +22,14 @@ from inductor_passes.vllm.decline import Decline, counters
 from inductor_passes.vllm.decodes import direct_decode_for, say_once
 from inductor_passes.vllm.direct_decode import DirectDecode
 from inductor_passes.vllm.direct_region import DirectCall
+from inductor_passes.vllm.full_steps import FULL_STEP, FullStep
 from inductor_passes.vllm.layer_tensors import BoundLayer, bind, layer_shape
 from inductor_passes.vllm.metadata_backend import backend_for
 from inductor_passes.vllm.options import Options, read_options
 from inductor_passes.vllm.regions import Region, region_for
 from inductor_passes.vllm.step import StepPlan, plan_of
 from inductor_passes.vllm.verify import verified
+from inductor_passes.vllm.workspace import keep_workspaces
 from inductor_passes.vllm.writing import debug_dump_folder
 
 logger = logging.getLogger("vllm.mamba_ops")
@@ -75,7 +77,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
     def get_attn_backend(self, *args: Any, **kwargs: Any) -> Any:
         """What builds the metadata of a step for this layer."""
         stock = super().get_attn_backend(*args, **kwargs)
-        return backend_for(stock) if self._options.enabled and self._options.metadata else stock
+        return backend_for(stock) if self._options.enabled and self._options.builds_metadata else stock
 
     def conv_ssm_forward(self, projected_states: Tensor, output: Tensor) -> None:
         """Convolution and SSD of one step; vLLM's custom op calls this.
@@ -91,6 +93,10 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         if by_layer is None or name is None:  # the profile run, before the caches are allocated; or another vLLM
             self._prepare(projected_states)
         metadata = by_layer.get(name) if isinstance(by_layer, dict) else None
+        if metadata is not None and FULL_STEP in metadata.__dict__:
+            super().conv_ssm_forward(projected_states, output)  # the decodes
+            self._prefill_of_full_step(projected_states, output, metadata.__dict__[FULL_STEP])
+            return
         if metadata is None or metadata.num_prefills == 0:
             if metadata is not None and not self._decodes_tried:
                 self._prepare_decodes()
@@ -111,6 +117,43 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             finally:
                 context.attn_metadata = by_layer
         self._prefill(projected_states, output, plan)
+
+    @property
+    def full_step_tokens(self) -> int:
+        """How many tokens a step with a prefill may have that is captured as one graph; 0 if none can be."""
+        region = self._region
+        return 0 if region is None or region.in_full_step is None else region.in_full_step.max_tokens or 0
+
+    def _prefill_of_full_step(self, projected: Tensor, output: Tensor, step: FullStep) -> None:
+        """The prefills of a step that is being captured, or is tried before; what they are is in the step's tables.
+
+        A graph in which a layer has failed is thrown away, so this does not have to do the prefill in another way.
+        """
+        try:
+            region = self._region
+            assert region is not None
+            self._bind(region, 1)
+            if self._bound is None:
+                raise RuntimeError(Decline.CACHE.value)
+            if (projected.data_ptr() | output.data_ptr()) & region.misaligned:
+                raise RuntimeError(Decline.ALIGNMENT.value)
+            assert region.in_full_step is not None
+            assert region.in_full_step.direct is not None
+            ntokens, nseqs, nchunks, ntiles = step.sizes
+            call = DirectCall(
+                ntokens,
+                (nseqs, nchunks, ntiles, 1),
+                self._bound.sizes,
+                projected.data_ptr(),
+                output.data_ptr(),
+                self._bound.addresses,
+                step.addresses,
+            )
+            region.in_full_step.direct(call)
+            keep_workspaces()  # their addresses are in the graph
+        except Exception as error:
+            step.steps.failure = f"{type(error).__name__}: {error}"
+            logger.debug("mamba_ops: how it failed", exc_info=True)
 
     def _decode(self, projected: Tensor, output: Tensor, plan: StepPlan) -> bool:
         """Launch the decodes by address, if that is known to be the same as vLLM's own code."""
@@ -164,16 +207,20 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             return plan.decline
         if plan.checkpoints is not None and region.with_checkpoints is None:
             return Decline.CHECKPOINTS
-        if not self._binding_tried:  # the caches are allocated after the profile run, and may be again
-            self._binding_tried = True
-            self._bound = bind(self, region.shape, not is_conv_state_dim_first())
-            self._direct_decode = self._decodes_of(self._bound, plan.sizes[3])
+        self._bind(region, plan.sizes[3])
         if self._bound is None:
             return Decline.CACHE
         if not (projected.is_contiguous() and output.is_contiguous()):
             return Decline.ALIGNMENT
         offset = plan.num_decode_tokens * region.row_bytes
         return Decline.ALIGNMENT if (projected.data_ptr() | output.data_ptr() | offset) & region.misaligned else None
+
+    def _bind(self, region: Region, slots_stride: int) -> None:
+        """Find out once where the caches are. They are allocated after the profile run, and may be again."""
+        if not self._binding_tried:
+            self._binding_tried = True
+            self._bound = bind(self, region.shape, not is_conv_state_dim_first())
+            self._direct_decode = self._decodes_of(self._bound, slots_stride)
 
     def _prepare(self, projected: Tensor) -> None:
         """Compile the region for this layer, or find out why there is none."""

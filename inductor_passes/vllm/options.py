@@ -30,6 +30,7 @@ class Options:
         direct: whether kernels are launched by address on a GPU, without the code that Inductor generated.
         decode: whether vLLM's kernels for decodes beside prefills are launched by address too; not without `direct`.
         metadata: whether the plugin builds what vLLM's layers need in each step, with the same values in less time.
+        full_steps: whether whole short steps with a prefill are captured as one graph each; with `metadata`.
         self_check: whether a compiled region is tried on made-up sequences before it is used.
         dump: folder for both graphs, what the pass did, and the generated code; empty for none.
         verify: number of layer calls that are also run by vLLM's own code and compared; for tests, it is slow.
@@ -42,10 +43,16 @@ class Options:
     direct: bool = True
     decode: bool = True
     metadata: bool = False
+    full_steps: bool = False
     self_check: bool = True
     dump: str = ""
     verify: int = 0
     verify_tolerance: float = 0.0
+
+    @property
+    def builds_metadata(self) -> bool:
+        """Whether the plugin builds the metadata of a step."""
+        return self.metadata or self.full_steps
 
 
 def read_options(additional_config: Any = None, environment: Mapping[str, str] | None = None) -> Options:
@@ -120,6 +127,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "direct": _read_bool,
     "decode": _read_bool,
     "metadata": _read_bool,
+    "full_steps": _read_bool,
     "self_check": _read_bool,
     "dump": str,
     "verify": _read_count,

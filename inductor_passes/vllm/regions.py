@@ -42,6 +42,7 @@ class Region:
     Attributes:
         shape: of the layers.
         with_checkpoints: for steps that keep states in the middle of a prefill, or None.
+        in_full_step: for any short step that is captured as one graph, launched by address; None if there is none.
         row_bytes: what divides the size of a token's row in both activations.
         projected_bytes, out_bytes: of a token's row in either.
         misaligned: bits of an address that must be zero.
@@ -51,6 +52,7 @@ class Region:
         "_choices",
         "_general",
         "_staged",
+        "in_full_step",
         "misaligned",
         "out_bytes",
         "projected_bytes",
@@ -69,6 +71,8 @@ class Region:
         self.shape = shape = general.shape
         self.with_checkpoints = with_checkpoints
         self._general, self._staged = general, staged
+        with_edges = (each for each in reversed(one_pass) if each.direct and not each.one_chunk)
+        self.in_full_step = None if with_checkpoints else next(with_edges, None)
         self._choices = tuple((region.max_tokens or 0, region.one_chunk, region) for region in one_pass)
         self.projected_bytes = shape.projected * shape.dtype.itemsize
         self.out_bytes = shape.inner * shape.dtype.itemsize

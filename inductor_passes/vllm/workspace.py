@@ -8,6 +8,7 @@ from torch import Tensor
 KEPT = 32 << 20  # bytes; what is larger is allocated for its call alone
 
 _kept: dict[tuple[torch.device, int], Tensor] = {}
+_captured: dict[int, Tensor] = {}
 
 
 def workspace(device: torch.device, stream: int, size: int) -> Tensor:
@@ -24,3 +25,8 @@ def workspace(device: torch.device, stream: int, size: int) -> Tensor:
         buffer = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8, device=device)
         _kept[key] = buffer
     return buffer
+
+
+def keep_workspaces() -> None:
+    """Never let go of the buffers that there are: their addresses are in a captured graph."""
+    _captured.update((buffer.data_ptr(), buffer) for buffer in _kept.values())

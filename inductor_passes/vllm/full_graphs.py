@@ -1,0 +1,71 @@
+"""vLLM's manager of graphs with some more of them: whole steps of few tokens that have a prefill."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
+
+from inductor_passes.vllm.decline import counters
+from inductor_passes.vllm.full_steps import FullSteps, known_steps
+
+logger = logging.getLogger("vllm.mamba_ops")
+
+
+class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
+    """Chooses a graph of decodes first, then a whole step, then vLLM's graphs between the layers."""
+
+    def _init_candidates(self) -> None:
+        super()._init_candidates()
+        self._steps: FullSteps | None = known_steps(self.vllm_config)
+        self._ours: set[Any] = set()
+        if self._steps is None or self.ubatch_runner is not None or self.use_breakable_cg:
+            return
+        if not self._capture_descs.get(CUDAGraphMode.PIECEWISE):
+            return
+        for loras in self.lora_capture_cases:
+            first = 1
+            for ntokens in self._steps.captured:
+                graph = BatchExecutionDescriptor(
+                    cg_mode=CUDAGraphMode.FULL,
+                    num_tokens=ntokens,
+                    num_reqs=min(ntokens, self.max_num_reqs),
+                    num_active_loras=loras,
+                )
+                self._ours.add(graph)
+                for count in range(first, ntokens + 1):
+                    candidates = self._candidates.setdefault((count, loras), [])
+                    decodes = sum(each.cg_mode == CUDAGraphMode.FULL for each in candidates)
+                    candidates.insert(decodes, graph)
+                first = ntokens + 1
+        full = [*self._capture_descs.get(CUDAGraphMode.FULL, []), *self._ours]
+        self._capture_descs[CUDAGraphMode.FULL] = sorted(full, key=lambda graph: graph.num_tokens, reverse=True)
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        """Capture all, and forget ours if a layer could not be captured."""
+        super().capture(*args, **kwargs)
+        if self._steps is None or not self._ours:
+            return
+        if self._steps.failure is not None:
+            logger.warning("mamba_ops: no whole step with a prefill is captured: %s", self._steps.failure)
+            self._forget()
+        elif self._max_full_descs_to_capture is None:  # not while vLLM measures what graphs take
+            logger.info(
+                "mamba_ops: whole steps with a prefill, of up to %d tokens, are %d graphs",
+                self._steps.captured[-1],
+                len(self._ours & self.graphs.keys()),
+            )
+
+    def run_fullgraph(self, desc: Any) -> Any:
+        """Replay."""
+        counters.full_steps += desc in self._ours
+        return super().run_fullgraph(desc)
+
+    def _forget(self) -> None:
+        for candidates in self._candidates.values():
+            candidates[:] = [graph for graph in candidates if graph not in self._ours]
+        for graph in self._ours:
+            self.graphs.pop(graph, None)
+        self._ours = set()

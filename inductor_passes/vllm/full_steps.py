@@ -1,0 +1,197 @@
+"""Whole steps as one captured graph: short prefills, alone or beside decodes. Option `full_steps`.
+
+vLLM captures whole steps of decodes, and of other steps only what lies between the layers with a state. With metadata
+at fixed addresses a Mamba2 layer can be captured in any step that is short, so vLLM's own manager of graphs is given
+some more of them: one for each of its sizes up to a few dozen tokens. Decodes keep their graphs, longer steps theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from inductor_passes.vllm.contract import missing_from_graphs
+from inductor_passes.vllm.full_tables import FullTables, PaddedSizes
+from inductor_passes.vllm.options import read_options
+
+logger = logging.getLogger("vllm.mamba_ops")
+
+# The name of a step's `FullStep` among the attributes of its metadata.
+FULL_STEP = "_mamba_ops_full_step"
+_RUNNER = "vllm.v1.worker.gpu.model_runner"
+
+_known: weakref.WeakValueDictionary[int, FullSteps] = weakref.WeakValueDictionary()
+_said: set[str] = set()
+
+
+class FullSteps:
+    """What the groups of layers and the graphs of an engine have in common.
+
+    Attributes:
+        tables: of a step.
+        captured: token counts that a graph is captured for.
+        most_decodes: up to so many decodes without a prefill have a graph of vLLM's.
+        failure: why the graphs must not be used, found out while they were captured; or None.
+    """
+
+    def __init__(self, tables: FullTables, captured: list[int], most_decodes: int) -> None:
+        self.tables, self.captured, self.most_decodes = tables, captured, most_decodes
+        self.failure: str | None = None
+
+    def may_run(self, ntokens: int, ndecodes: int, nprefills: int) -> bool:
+        """Whether a graph of ours may be replayed for such a step."""
+        return ntokens <= self.captured[-1] and (nprefills > 0 or ndecodes > self.most_decodes)
+
+
+class GroupSlots:
+    """The slots of a group of layers in a step, at the same addresses in every step.
+
+    Attributes:
+        of_requests: (max_reqs,) int32. of_decodes: likewise, the null slot for what is no decode.
+        kept: likewise, where the states in the middle of prefills go.
+    """
+
+    def __init__(self, steps: FullSteps, device: torch.device) -> None:
+        self._steps = steps
+        self.of_requests, self.of_decodes, self.kept = torch.zeros(
+            3, steps.tables.sizes(steps.captured[-1]).nseqs, dtype=torch.int32, device=device
+        ).unbind()
+        self._is_decode = steps.tables.is_decode(self.of_decodes.shape[0])
+
+    def fill(self, of_decodes: Tensor, of_prefills: Tensor | None, kept: Tensor | None) -> None:
+        """Take those of a step.
+
+        Args:
+            of_decodes: (ndecodes,). of_prefills: (nprefills,), or None for none. kept: likewise.
+        """
+        ndecodes = of_decodes.shape[0]
+        if ndecodes:
+            self.of_requests[:ndecodes].copy_(of_decodes)
+        if of_prefills is not None:
+            self.of_requests[ndecodes : ndecodes + of_prefills.shape[0]].copy_(of_prefills)
+        # The null slot is 0, and decodes are marked by 1.
+        torch.mul(self.of_requests, self._is_decode, out=self.of_decodes)
+        if kept is not None:
+            self.kept[ndecodes : ndecodes + kept.shape[0]].copy_(kept)
+
+    def step(self, sizes: PaddedSizes) -> FullStep:
+        """What the layers of the group take while a graph of this size is captured."""
+        tables = self._steps.tables
+        of_step = tables.step(sizes, self.of_requests[: sizes.nseqs])
+        kept = tables.checkpoints(sizes, self.kept[: sizes.nseqs])
+        return FullStep(
+            self._steps,
+            sizes,
+            tuple(table.data_ptr() for table in of_step),
+            tuple(table.data_ptr() for table in kept),
+        )
+
+
+class FullStep(NamedTuple):
+    """A step that is being captured.
+
+    Attributes:
+        steps: of the engine. sizes: padded.
+        addresses: of `StepTensors`. kept: of `CheckpointTensors`.
+    """
+
+    steps: FullSteps
+    sizes: PaddedSizes
+    addresses: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+def full_steps_for(config: Any, device: torch.device, pinned: bool) -> FullSteps | None:
+    """Those of an engine, or None if its steps are not captured; the log says why not if they are asked for.
+
+    Called when vLLM builds its builders of metadata, before it plans its graphs.
+
+    Args:
+        config: vLLM's. device: of the layers. pinned: whether the host's memory can be pinned.
+    """
+    options = read_options(config.additional_config)
+    if not (options.enabled and options.full_steps):
+        return None
+    layers = config.compilation_config.static_forward_context
+    steps = _known.get(id(layers))
+    if steps is None:
+        reason, limit = _why_not(config, device, layers), 0
+        captured: list[int] = []
+        if reason is None:
+            limit = min(layer.full_step_tokens for layer in _ours(layers))
+            sizes = config.compilation_config.cudagraph_capture_sizes or []
+            captured = sorted(size for size in sizes if 1 < size <= limit)
+            reason = None if captured else f"no size of `cudagraph_capture_sizes` is from 2 to {limit}"
+        if reason is not None:
+            _say_once(f"no whole step with a prefill is captured: {reason}")
+            return None
+        max_reqs = config.scheduler_config.max_num_seqs
+        with torch.inference_mode(False):
+            tables = FullTables(captured[-1], max_reqs, config.model_config.get_mamba_chunk_size(), device, pinned)
+        decodes = [size for size in config.compilation_config.cudagraph_capture_sizes if size <= max_reqs]
+        steps = _known[id(layers)] = FullSteps(tables, captured, max(decodes, default=0))
+        _offer_graphs()
+    return steps
+
+
+def _why_not(config: Any, device: torch.device, layers: dict[str, Any]) -> str | None:
+    """Why no step of an engine can be captured, or None."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    if _RUNNER not in sys.modules:
+        return "another model runner than vLLM's V2 is in use"
+    missing = missing_from_graphs()
+    if missing:
+        return f"this vLLM lacks {', '.join(missing)}"
+    mode = config.compilation_config.cudagraph_mode
+    if getattr(mode, "name", "") != "FULL_AND_PIECEWISE":
+        return f"`cudagraph_mode` is {getattr(mode, 'name', mode)}, not FULL_AND_PIECEWISE"
+    parallel = config.parallel_config
+    if parallel.data_parallel_size > 1 or parallel.pipeline_parallel_size > 1:
+        return "several engines or stages share the work"
+    if not all(layer.full_step_tokens for layer in _ours(layers)):
+        return "a Mamba2 layer does not launch short prefills by address"
+    return _other_backend(config, layers)
+
+
+def _other_backend(config: Any, layers: dict[str, Any]) -> str | None:
+    """A backend that cannot be captured in a step with a prefill."""
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    for name, layer in layers.items():
+        if hasattr(layer, "full_step_tokens") or not hasattr(layer, "get_attn_backend"):
+            continue
+        builder = layer.get_attn_backend().get_builder_cls()
+        support = builder.get_cudagraph_support(config, layer.get_kv_cache_spec(config))
+        if support != AttentionCGSupport.ALWAYS:
+            return f"the backend of {name} can be captured in decodes only ({builder.__name__}: {support.name})"
+    return None
+
+
+def _ours(layers: dict[str, Any]) -> list[Any]:
+    return [layer for layer in layers.values() if hasattr(layer, "full_step_tokens")]
+
+
+def _offer_graphs() -> None:
+    """Have the runner make our manager of graphs. It makes it after the builders."""
+    from inductor_passes.vllm.full_graphs import FullStepManager
+
+    runner: Any = sys.modules[_RUNNER]
+    if not issubclass(runner.ModelCudaGraphManager, FullStepManager):
+        runner.ModelCudaGraphManager = FullStepManager
+
+
+def known_steps(config: Any) -> FullSteps | None:
+    """What `full_steps_for` has made for an engine."""
+    return _known.get(id(config.compilation_config.static_forward_context))
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        logger.warning("mamba_ops: %s", text)
