@@ -53,21 +53,19 @@ class GroupSlots:
 
     Attributes:
         of_requests: (max_reqs,) int32. of_decodes: likewise, the null slot for what is no decode.
-        kept: likewise, where the states in the middle of prefills go.
     """
 
     def __init__(self, steps: FullSteps, device: torch.device) -> None:
         self._steps = steps
-        self.of_requests, self.of_decodes, self.kept = torch.zeros(
-            3, steps.tables.sizes(steps.captured[-1]).nseqs, dtype=torch.int32, device=device
-        ).unbind()
+        nseqs = steps.tables.sizes(steps.captured[-1]).nseqs
+        self.of_requests, self.of_decodes = torch.zeros(2, nseqs, dtype=torch.int32, device=device).unbind()
         self._is_decode = steps.tables.is_decode(self.of_decodes.shape[0])
 
-    def fill(self, of_decodes: Tensor, of_prefills: Tensor | None, kept: Tensor | None) -> None:
+    def fill(self, of_decodes: Tensor, of_prefills: Tensor | None) -> None:
         """Take those of a step.
 
         Args:
-            of_decodes: (ndecodes,). of_prefills: (nprefills,), or None for none. kept: likewise.
+            of_decodes: (ndecodes,). of_prefills: (nprefills,), or None for none.
         """
         ndecodes = of_decodes.shape[0]
         if ndecodes:
@@ -76,20 +74,12 @@ class GroupSlots:
             self.of_requests[ndecodes : ndecodes + of_prefills.shape[0]].copy_(of_prefills)
         # The null slot is 0, and decodes are marked by 1.
         torch.mul(self.of_requests, self._is_decode, out=self.of_decodes)
-        if kept is not None:
-            self.kept[ndecodes : ndecodes + kept.shape[0]].copy_(kept)
 
     def step(self, sizes: PaddedSizes) -> FullStep:
         """What the layers of the group take while a graph of this size is captured."""
         tables = self._steps.tables
         of_step = tables.step(sizes, self.of_requests[: sizes.nseqs])
-        kept = tables.checkpoints(sizes, self.kept[: sizes.nseqs])
-        return FullStep(
-            self._steps,
-            sizes,
-            tuple(table.data_ptr() for table in of_step),
-            tuple(table.data_ptr() for table in kept),
-        )
+        return FullStep(self._steps, sizes, tuple(table.data_ptr() for table in of_step))
 
 
 class FullStep(NamedTuple):
@@ -97,22 +87,23 @@ class FullStep(NamedTuple):
 
     Attributes:
         steps: of the engine. sizes: padded.
-        addresses: of `StepTensors`. kept: of `CheckpointTensors`.
+        addresses: of `StepTensors`.
     """
 
     steps: FullSteps
     sizes: PaddedSizes
     addresses: tuple[int, ...]
-    kept: tuple[int, ...]
 
 
-def full_steps_for(config: Any, device: torch.device, pinned: bool) -> FullSteps | None:
+def full_steps_for(config: Any, block_size: int, device: torch.device, pinned: bool) -> FullSteps | None:
     """Those of an engine, or None if its steps are not captured; the log says why not if they are asked for.
 
     Called when vLLM builds its builders of metadata, before it plans its graphs.
 
     Args:
-        config: vLLM's. device: of the layers. pinned: whether the host's memory can be pinned.
+        config: vLLM's.
+        block_size: tokens of a block of the layers' caches.
+        device: of the layers. pinned: whether the host's memory can be pinned.
     """
     options = read_options(config.additional_config)
     if not (options.enabled and options.full_steps):
@@ -123,7 +114,8 @@ def full_steps_for(config: Any, device: torch.device, pinned: bool) -> FullSteps
         reason, limit = _why_not(config, device, layers), 0
         captured: list[int] = []
         if reason is None:
-            limit = min(layer.full_step_tokens for layer in _ours(layers))
+            # A state is kept in the middle of a prefill only if that is longer than a block.
+            limit = min(block_size, *(layer.full_step_tokens for layer in _ours(layers)))
             sizes = config.compilation_config.cudagraph_capture_sizes or []
             captured = sorted(size for size in sizes if 1 < size <= limit)
             reason = None if captured else f"no size of `cudagraph_capture_sizes` is from 2 to {limit}"

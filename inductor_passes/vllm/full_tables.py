@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inductor_passes.vllm.region_inputs import CheckpointTensors, StepTensors
+from inductor_passes.vllm.region_inputs import StepTensors
 from inductor_passes.vllm.step_tables import chunk_table
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
 _ALIGNMENT = 32  # elements; see `step_tables`
 _NO_TILE = -1
-# Chunks of a sequence that is no longer than a chunk: it may begin in one, go on in the next, and end one early where
-# a state is kept.
-_CHUNKS_OF_A_SEQUENCE = 3
+_CHUNKS_OF_A_SEQUENCE = 2  # that is no longer than a chunk: it may begin in one and end in the next
 
 
 class PaddedSizes(NamedTuple):
@@ -57,8 +55,6 @@ class FullTables:
             "last_chunk_indices": most.nseqs,
             "has_initial_state": most.nseqs,  # a byte each
             "is_decode": most.nseqs,
-            "offsets": most.nseqs,
-            "chunks": 2 * most.nseqs,  # of twice the size
             "cu_chunk_seqlens": most.nchunks + 1,
             "seq_idx": most.nchunks,
             "tile_sequence": most.ntiles,
@@ -67,7 +63,7 @@ class FullTables:
         starts = [0, *accumulate(-(-count // _ALIGNMENT) * _ALIGNMENT for count in counts.values())]
         self._at = {name: slice(start, start + counts[name]) for name, start in zip(counts, starts, strict=False)}
         self._buffer = torch.zeros(starts[-1], dtype=torch.int32, device=device)
-        self.fill([], [], 0, None)
+        self.fill([], [], 0)
 
     def sizes(self, ntokens: int) -> PaddedSizes:
         """Enough for any step of so many tokens."""
@@ -75,21 +71,16 @@ class FullTables:
         nchunks = min(ntokens, _CHUNKS_OF_A_SEQUENCE * nseqs)
         return PaddedSizes(ntokens, nseqs, nchunks, min(ntokens, nseqs + ntokens // BLOCK_TOKENS))
 
-    def fill(self, lengths: list[int], contexts: list[int], num_decodes: int, checkpoints: list[int] | None) -> None:
+    def fill(self, lengths: list[int], contexts: list[int], num_decodes: int) -> None:
         """Write a step's tables, in one copy that runs in the order of the current stream.
 
         Args:
             lengths: new tokens of each request; decodes, of one token each, come first. contexts: tokens before them.
             num_decodes: how many.
-            checkpoints: new tokens of each prefill after which its state is kept, or 0; None if none is kept.
         """
-        nseqs, nprefills = len(lengths), len(lengths) - num_decodes
-        of_decodes = [0] * num_decodes
-        kept = [*of_decodes, *(checkpoints or [0] * nprefills)]
-        lengths = [*of_decodes, *lengths[num_decodes:]]
-        chunk_starts, seq_idx, last_chunks, kept_chunks = chunk_table(
-            lengths, [*of_decodes, *contexts[num_decodes:]], kept, self._chunk_size
-        )
+        nseqs, none = len(lengths), [0] * num_decodes
+        lengths, contexts = [*none, *lengths[num_decodes:]], [*none, *contexts[num_decodes:]]
+        chunk_starts, seq_idx, last_chunks, _ = chunk_table(lengths, contexts, [0] * nseqs, self._chunk_size)
         counts = [-(-length // BLOCK_TOKENS) for length in lengths]
         host = torch.zeros(self._buffer.shape[0], dtype=torch.int32, pin_memory=self._pinned)
         values = host.numpy()
@@ -103,13 +94,11 @@ class FullTables:
         put("cu_seqlens", ends, ends[-1])
         put("last_chunk_indices", last_chunks, len(seq_idx) - 1)
         put("is_decode", [1] * num_decodes, 0)
-        put("offsets", kept, 0)
         put("cu_chunk_seqlens", [num_decodes + start for start in chunk_starts], num_decodes + chunk_starts[-1])
         put("seq_idx", seq_idx, 0)
         put("tile_sequence", np.repeat(np.arange(nseqs), counts), _NO_TILE)
         put("tile_offset", [tile for count in counts for tile in range(count)], 0)
         values[self._at["has_initial_state"]].view(np.bool_)[:nseqs] = [context > 0 for context in contexts]
-        values[self._at["chunks"]].view(np.int64)[:nseqs] = kept_chunks
         # The allocator of pinned memory hands it out again only when the copy has run.
         self._buffer.copy_(host, non_blocking=True)
 
@@ -130,11 +119,6 @@ class FullTables:
             self._table("tile_sequence", ntiles),
             self._table("tile_offset", ntiles),
         )
-
-    def checkpoints(self, sizes: PaddedSizes, slots: Tensor) -> CheckpointTensors:
-        """Which states are kept in the middle of prefills, and where, (nseqs,) int32."""
-        chunks = self._table("chunks", 2 * sizes.nseqs).view(torch.int64)
-        return CheckpointTensors(chunks, self._table("offsets", sizes.nseqs), slots)
 
     def _table(self, name: str, length: int) -> Tensor:
         return self._buffer[self._at[name]][:length]

@@ -55,7 +55,7 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
         if self._is_fast and self._cache_mode == "align" and self.device.type == "cuda":
             self.mamba_aligned_state_indices: Tensor | None = None
         if self._is_fast:
-            self._full = full_steps_for(self.vllm_config, self.device, self._pinned)
+            self._full = full_steps_for(self.vllm_config, self.kv_cache_spec.block_size, self.device, self._pinned)
         if self._full is not None:
             with torch.inference_mode(False):
                 self._full_slots = GroupSlots(self._full, self.device)
@@ -64,7 +64,7 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
         """Metadata of a whole step that is captured: of decodes as vLLM has it, of any other at fixed addresses."""
         if self._full is None or common_attn_metadata.max_query_len <= 1:
             return super().build_for_cudagraph_capture(common_attn_metadata)
-        self._full.tables.fill([], [], 0, None)  # what runs before the capture is to find nothing to do
+        self._full.tables.fill([], [], 0)  # what runs before the capture is to find nothing to do
         self._take_slots()
         num_reqs = common_attn_metadata.num_reqs
         metadata = self.metadata_cls(
@@ -184,18 +184,15 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
     def _fill(self, metadata: Any, lengths: Any, contexts: Any) -> None:
         """Write a step where a captured one finds it: what all groups share, and the slots of this one."""
         assert self._full is not None
-        kept = metadata.checkpoint_meta
-        offsets = None if kept is None else kept.offsets
-        self._full.tables.fill(lengths.tolist(), contexts.tolist(), metadata.num_decodes, offsets)
+        assert metadata.checkpoint_meta is None  # see `full_steps_for`
+        self._full.tables.fill(lengths.tolist(), contexts.tolist(), metadata.num_decodes)
         metadata.__dict__[_FILLED] = True
         self._fill_slots(metadata)
 
     def _fill_slots(self, metadata: Any) -> None:
         if _FILLED in metadata.__dict__:
-            kept = metadata.checkpoint_meta
-            of_kept = None if kept is None else kept.state_indices
             decodes = metadata.state_indices_tensor_d[: metadata.num_decodes, 0]
-            self._full_slots.fill(decodes, metadata.state_indices_tensor_p, of_kept)
+            self._full_slots.fill(decodes, metadata.state_indices_tensor_p)
 
     def _captured(self, metadata: Any, sizes: PaddedSizes) -> Any:
         """Metadata of this group for the layers that are being captured; vLLM's code there finds decodes alone."""

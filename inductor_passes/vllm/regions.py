@@ -42,7 +42,7 @@ class Region:
     Attributes:
         shape: of the layers.
         with_checkpoints: for steps that keep states in the middle of a prefill, or None.
-        in_full_step: for any short step that is captured as one graph, launched by address; None if there is none.
+        in_full_step: for short steps that are captured as one graph, or None. They are launched by address.
         row_bytes: what divides the size of a token's row in both activations.
         projected_bytes, out_bytes: of a token's row in either.
         misaligned: bits of an address that must be zero.
@@ -72,7 +72,7 @@ class Region:
         self.with_checkpoints = with_checkpoints
         self._general, self._staged = general, staged
         with_edges = (each for each in reversed(one_pass) if each.direct and not each.one_chunk)
-        self.in_full_step = None if with_checkpoints else next(with_edges, None)
+        self.in_full_step = next(with_edges, None)
         self._choices = tuple((region.max_tokens or 0, region.one_chunk, region) for region in one_pass)
         self.projected_bytes = shape.projected * shape.dtype.itemsize
         self.out_bytes = shape.inner * shape.dtype.itemsize

@@ -13,8 +13,10 @@ from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm import direct_region, workspace
 from inductor_passes.vllm.compiled_region import CompiledRegion
 from inductor_passes.vllm.direct_region import DirectCall, DirectRegion, InOnePass, InStages, over_tensors
+from inductor_passes.vllm.full_tables import FullTables
 from inductor_passes.vllm.region_inputs import LayerShape
 from mamba_ops.ops.launch import Launch
+from tests.vllm.full_step_cases import Captured, Step, random_step
 from tests.vllm.test_region import assert_equals_uncompiled, shape_on
 
 
@@ -68,6 +70,20 @@ def test_in_one_pass(shape: LayerShape, one_chunk: bool) -> None:
     region = region_of(InOnePass(shape, 16, one_chunk), shape, 16, one_chunk)
     for lengths, contexts in (([16], [0]), ([5, 3, 1, 16], [11, 13, 0, 32]), ([16, 2], [16, 14])):
         assert_equals_uncompiled(region, lengths, contexts, steps=8)
+
+
+def test_a_step_that_is_one_graph(shape: LayerShape) -> None:
+    """The same call for steps of other lengths, slots and mixes: for what is padding nothing is read or written."""
+    region = region_of(InOnePass(shape, 16, one_chunk=False), shape, 16, one_chunk=False)
+    tables = FullTables(16, 5, shape.chunk_size, shape.device, pinned=False)
+    captured = Captured(region, tables, 16, lambda run: run)
+    rng = random.Random()
+    for _ in range(8):
+        step = random_step(rng, 16, shape.chunk_size)
+        if len(step.lengths) <= captured.sizes.nseqs:
+            captured.assert_equals_uncompiled(step, steps=8)
+    captured.assert_equals_uncompiled(Step([1, 1], [9, 2], 2), steps=8)
+    captured.assert_equals_uncompiled(Step([1, 15], [4, 9], 1), steps=8)
 
 
 def test_a_larger_need_gets_memory_of_its_own() -> None:

@@ -21,6 +21,8 @@ from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilde
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
+from inductor_passes.vllm.full_steps import FullSteps, GroupSlots
+from inductor_passes.vllm.full_tables import FullTables
 from inductor_passes.vllm.metadata_builder import FastMamba2MetadataBuilder
 
 CHUNK, BLOCK, HASH_BLOCK, MOST = 64, 128, 64, 1024
@@ -31,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "states of blocks": {"mode": "align"},
     "set by the runner": {"mode": "align", "runner": True},
     "with checkpoints": {"mode": "align", "runner": True, "checkpoints": True},
+    "in whole steps": {"mode": "align", "runner": True, "full": True},
     "decodes in graphs": {"mode": "align", "runner": True, "graphs": CUDAGraphMode.FULL_AND_PIECEWISE},
     "decodes in graphs, states of requests": {"mode": "none", "graphs": CUDAGraphMode.FULL_AND_PIECEWISE},
     "with drafts": {"mode": "align", "runner": True, "drafts": 2},
@@ -52,6 +55,12 @@ def random_batch(rng: random.Random) -> tuple[list[int], list[int], list[bool]]:
     rows += [(0, 0, False)] * rng.choice((0, 0, 2))  # padding
     lengths, contexts, is_prefilling = zip(*rows, strict=True)
     return list(lengths), list(contexts), list(is_prefilling)
+
+
+def is_whole_step(batch: tuple[list[int], list[int], list[bool]]) -> bool:
+    lengths, contexts, is_prefilling = batch
+    prefills = any(n > 1 or (p and c == 0) for n, c, p in zip(lengths, contexts, is_prefilling, strict=True))
+    return prefills and 0 not in lengths and sum(lengths) <= CHUNK
 
 
 def common(batch: Any, tables: list[torch.Tensor], device: torch.device, group: int = 0) -> CommonAttentionMetadata:
@@ -89,9 +98,10 @@ TILE_FIELDS = ("nums", "tot", "mlist", "mlist_len", "offsetlist", "batch_ptr", "
 
 def steps(builders: list[Any], batches: list[Any], case: dict[str, Any], device: torch.device) -> list[list[Any]]:
     """For each batch the metadata of each group, as a runner has it built."""
-    spec, rng = builders[0].kv_cache_spec, random.Random(1)
+    spec, rng, pads = builders[0].kv_cache_spec, random.Random(1), random.Random(2)
     built = []
     for step, batch in enumerate(batches):
+        padding = pads.randint(0, 3) if getattr(builders[0], "_full", None) is not None else 0
         nrows, columns = len(batch[0]), 1 if case["mode"] == "none" else 2 + MOST // BLOCK + spec.num_speculative_blocks
         tables = []
         for _ in builders:
@@ -106,10 +116,15 @@ def steps(builders: list[Any], batches: list[Any], case: dict[str, Any], device:
                 "num_decode_draft_tokens_cpu": torch.tensor([0] * first + [-1] * (nrows - first), dtype=torch.int32),
             }
         groups: list[Any] = []
+        if padding:  # up to the size of a graph
+            batch = tuple([*column, *[0] * padding] for column in batch)
+            tables = [torch.cat([table, table.new_full((padding, columns), 99)]) for table in tables]
+            nrows += padding
         # The runner's rows are one behind the other, whatever their number.
         aligned = torch.zeros(len(builders), nrows + 1, 1, dtype=torch.int32, device=device)
         for group, builder in enumerate(builders):
             context = common(batch, tables, device, group)
+            context.num_actual_tokens += padding
             is_set = case.get("runner") and step % 5 != 4  # what was set for the step before must be forgotten
             if is_set and hasattr(builder, "mamba_aligned_state_indices"):
                 slots = aligned[group, :nrows]
@@ -123,6 +138,8 @@ def steps(builders: list[Any], batches: list[Any], case: dict[str, Any], device:
                 else:
                     groups.append(builder.build(0, context, **given))
         built.append(groups)
+        if getattr(builders[0], "_full", None) is not None:
+            check_whole_step(builders, groups, ntokens=sum(batch[0]), padding=padding)
     return built
 
 
@@ -137,6 +154,29 @@ def without_waiting(builder: Any) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def capture_whole_steps(builders: list[Any], device: torch.device) -> None:
+    """As if graphs of up to a chunk of tokens were captured: tables and slots are then written in each such step."""
+    full = FullSteps(FullTables(CHUNK, 16, CHUNK, device, pinned=False), [CHUNK], 1)
+    for builder in builders:
+        builder._full, builder._full_slots = full, GroupSlots(full, device)
+
+
+def check_whole_step(builders: list[Any], groups: list[Any], ntokens: int, padding: int) -> None:
+    """What a captured step would find is what the metadata says, and nothing for what is padding."""
+    for builder, metadata in zip(builders, groups, strict=True):
+        if ntokens > CHUNK:
+            continue
+        metadata.seq_lens = metadata.seq_lens[: metadata.num_reqs]
+        slots, ndecodes = builder._full_slots, metadata.num_decodes
+        requests = torch.cat([metadata.state_indices_tensor_d[:ndecodes, 0], metadata.state_indices_tensor_p])
+        assert torch.equal(slots.of_requests[: requests.shape[0]], requests)
+        assert torch.equal(slots.of_decodes[:ndecodes], requests[:ndecodes])
+        assert not slots.of_decodes[ndecodes:].any()
+        sizes = builder._full.tables.sizes(ntokens + padding)
+        starts = builder._full.tables.step(sizes, slots.of_requests).cu_seqlens[ndecodes : requests.shape[0] + 1]
+        assert torch.equal(starts - ndecodes, metadata.query_start_loc_p)
 
 
 def in_one_buffer(metadata: Any) -> bool:
@@ -180,6 +220,9 @@ def compare(config: VllmConfig, case: dict[str, Any], device: torch.device) -> d
             builder.mamba_aligned_state_indices = None
     rng = random.Random(0)
     batches = [random_batch(rng) for _ in range(BATCHES)]
+    if case.get("full"):  # short ones; padding is added to ours, and decodes alone are padded as ever
+        batches = [batch for batch in (random_batch(rng) for _ in range(20 * BATCHES)) if is_whole_step(batch)]
+        capture_whole_steps(both[0], device)
     ours, theirs = (steps(builders, batches, case, device) for builders in both)
     wrong: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
@@ -198,7 +241,7 @@ def compare(config: VllmConfig, case: dict[str, Any], device: torch.device) -> d
         if not case.get("drafts"):
             assert shares(mine)
             assert not any(one.state_indices_tensor_d.data_ptr() % 16 for one in mine)
-    written = max(mine[0].num_reqs for mine in ours if mine[0].num_prefills == 0)
+    written = max((mine[0].num_reqs for mine in ours if mine[0].num_prefills == 0), default=0)
     buffers = [[builder.state_indices_tensor_d[:written] for builder in builders] for builders in both]
     same = all(map(torch.equal, *buffers))
     return {"wrong": wrong, "kinds": kinds, "persistent buffers agree": same if case.get("graphs") else None}
