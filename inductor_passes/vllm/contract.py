@@ -63,7 +63,7 @@ METADATA_SIGNATURES = (
 # What capturing whole steps with a prefill needs besides, and only it.
 _GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 GRAPHS_MODULE_ATTRIBUTES = {
-    "vllm.config.compilation": ("CUDAGraphMode.FULL", "CUDAGraphMode.PIECEWISE"),
+    "vllm.config.compilation": ("CUDAGraphMode.FULL", "CUDAGraphMode.FULL_AND_PIECEWISE"),
     "vllm.v1.attention.backend": ("AttentionCGSupport.ALWAYS",),
     "vllm.v1.worker.gpu.model_runner": ("ModelCudaGraphManager",),
 }

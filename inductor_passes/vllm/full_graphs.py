@@ -23,8 +23,14 @@ class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
         self._ours: set[Any] = set()
         if self._steps is None or self.ubatch_runner is not None or self.use_breakable_cg:
             return
-        if not self._capture_descs.get(CUDAGraphMode.PIECEWISE):
-            return
+        if self.cudagraph_mode == CUDAGraphMode.FULL:  # all of vLLM's are whole steps
+            self._ours = set(self._capture_descs.get(CUDAGraphMode.FULL, []))
+        elif self.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE:
+            self._add()
+
+    def _add(self) -> None:
+        """Behind the graphs of decodes and in front of those between the layers."""
+        assert self._steps is not None
         for loras in self.lora_capture_cases:
             first = 1
             for ntokens in self._steps.captured:

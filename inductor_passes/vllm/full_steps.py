@@ -35,7 +35,7 @@ class FullSteps:
     Attributes:
         tables: of a step.
         captured: token counts that a graph is captured for.
-        most_decodes: up to so many decodes without a prefill have a graph of vLLM's.
+        most_decodes: up to so many decodes without a prefill have a graph of vLLM's; 0 if `cudagraph_mode` is FULL.
         failure: why the graphs must not be used, found out while they were captured; or None.
     """
 
@@ -46,6 +46,10 @@ class FullSteps:
     def may_run(self, ntokens: int, ndecodes: int, nprefills: int) -> bool:
         """Whether a graph of ours may be replayed for such a step."""
         return ntokens <= self.captured[-1] and (nprefills > 0 or ndecodes > self.most_decodes)
+
+    def has_graph_of_decodes(self, max_query_len: int) -> bool:
+        """Whether a step that is captured with this longest query is one of decodes alone."""
+        return self.most_decodes > 0 and max_query_len <= 1
 
 
 class GroupSlots:
@@ -111,48 +115,66 @@ def full_steps_for(config: Any, block_size: int, device: torch.device, pinned: b
     layers = config.compilation_config.static_forward_context
     steps = _known.get(id(layers))
     if steps is None:
-        reason, limit = _why_not(config, device, layers), 0
-        captured: list[int] = []
-        if reason is None:
-            # A state is kept in the middle of a prefill only if that is longer than a block.
-            limit = min(block_size, *(layer.full_step_tokens for layer in _ours(layers)))
-            sizes = config.compilation_config.cudagraph_capture_sizes or []
-            captured = sorted(size for size in sizes if 1 < size <= limit)
-            reason = None if captured else f"no size of `cudagraph_capture_sizes` is from 2 to {limit}"
-        if reason is not None:
+        try:
+            captured = _captured(config, block_size, device, layers)
+        except _NotCapturedError as reason:
             _say_once(f"no whole step with a prefill is captured: {reason}")
             return None
-        max_reqs = config.scheduler_config.max_num_seqs
+        max_reqs, chunk_size = config.scheduler_config.max_num_seqs, config.model_config.get_mamba_chunk_size()
         with torch.inference_mode(False):
-            tables = FullTables(captured[-1], max_reqs, config.model_config.get_mamba_chunk_size(), device, pinned)
-        decodes = [size for size in config.compilation_config.cudagraph_capture_sizes if size <= max_reqs]
-        steps = _known[id(layers)] = FullSteps(tables, captured, max(decodes, default=0))
+            tables = FullTables(captured[-1], max_reqs, chunk_size, device, pinned)
+        steps = _known[id(layers)] = FullSteps(tables, captured, _most_decodes(config, max_reqs))
         _offer_graphs()
     return steps
 
 
-def _why_not(config: Any, device: torch.device, layers: dict[str, Any]) -> str | None:
-    """Why no step of an engine can be captured, or None."""
+class _NotCapturedError(Exception):
+    """Why no step can be captured."""
+
+
+def _captured(config: Any, block_size: int, device: torch.device, layers: dict[str, Any]) -> list[int]:
+    """The numbers of tokens that a graph can be captured for, ascending."""
     if device.type != "cuda":
-        return "there is no GPU"
+        raise _NotCapturedError("there is no GPU")
     if _RUNNER not in sys.modules:
-        return "another model runner than vLLM's V2 is in use"
+        raise _NotCapturedError("another model runner than vLLM's V2 is in use")
     missing = missing_from_graphs()
     if missing:
-        return f"this vLLM lacks {', '.join(missing)}"
-    mode = config.compilation_config.cudagraph_mode
-    if getattr(mode, "name", "") != "FULL_AND_PIECEWISE":
-        return f"`cudagraph_mode` is {getattr(mode, 'name', mode)}, not FULL_AND_PIECEWISE"
+        raise _NotCapturedError(f"this vLLM lacks {', '.join(missing)}")
     parallel = config.parallel_config
     if parallel.data_parallel_size > 1 or parallel.pipeline_parallel_size > 1:
-        return "several engines or stages share the work"
-    if not all(layer.full_step_tokens for layer in _ours(layers)):
-        return "a Mamba2 layer does not launch short prefills by address"
-    return _other_backend(config, layers)
+        raise _NotCapturedError("several engines or stages share the work")
+    ours = [layer.full_step_tokens for layer in layers.values() if hasattr(layer, "full_step_tokens")]
+    if not all(ours):
+        raise _NotCapturedError("a Mamba2 layer does not launch short prefills by address")
+    _require_other_backends(config, layers)
+    # A state is kept in the middle of a prefill only if that is longer than a block.
+    limit = min(block_size, *ours)
+    sizes = sorted(config.compilation_config.cudagraph_capture_sizes or [])
+    mode = getattr(config.compilation_config.cudagraph_mode, "name", "NONE")
+    if mode == "FULL":
+        if not sizes or sizes[-1] > limit:
+            raise _NotCapturedError(
+                f"`cudagraph_mode` is FULL, and `cudagraph_capture_sizes` has others than 1 to {limit}"
+            )
+        return sizes
+    if mode != "FULL_AND_PIECEWISE":
+        raise _NotCapturedError(f"`cudagraph_mode` is {mode}, neither FULL nor FULL_AND_PIECEWISE")
+    captured = [size for size in sizes if 1 < size <= limit]
+    if not captured:
+        raise _NotCapturedError(f"no size in `cudagraph_capture_sizes` is from 2 to {limit}")
+    return captured
 
 
-def _other_backend(config: Any, layers: dict[str, Any]) -> str | None:
-    """A backend that cannot be captured in a step with a prefill."""
+def _most_decodes(config: Any, max_reqs: int) -> int:
+    compilation = config.compilation_config
+    if compilation.cudagraph_mode.name == "FULL":
+        return 0
+    return max((size for size in compilation.cudagraph_capture_sizes if size <= max_reqs), default=0)
+
+
+def _require_other_backends(config: Any, layers: dict[str, Any]) -> None:
+    """Those of attention can be captured in a step with a prefill, too."""
     from vllm.v1.attention.backend import AttentionCGSupport
 
     for name, layer in layers.items():
@@ -161,12 +183,7 @@ def _other_backend(config: Any, layers: dict[str, Any]) -> str | None:
         builder = layer.get_attn_backend().get_builder_cls()
         support = builder.get_cudagraph_support(config, layer.get_kv_cache_spec(config))
         if support != AttentionCGSupport.ALWAYS:
-            return f"the backend of {name} can be captured in decodes only ({builder.__name__}: {support.name})"
-    return None
-
-
-def _ours(layers: dict[str, Any]) -> list[Any]:
-    return [layer for layer in layers.values() if hasattr(layer, "full_step_tokens")]
+            raise _NotCapturedError(f"the backend of {name} cannot be: {builder.__name__} says {support.name}")
 
 
 def _offer_graphs() -> None:

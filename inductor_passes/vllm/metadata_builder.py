@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.utils.platform_utils import is_pin_memory_available
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionBackend, Mamba2AttentionMetadataBuilder
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
-from inductor_passes.vllm.full_steps import FULL_STEP, FullSteps, GroupSlots, full_steps_for
+from inductor_passes.vllm.full_steps import FULL_STEP, FullSteps, GroupSlots, full_steps_for, known_steps
 from inductor_passes.vllm.full_tables import PaddedSizes
 from inductor_passes.vllm.metadata_check import why_not
 from inductor_passes.vllm.step import copy_without_plan, share
@@ -60,9 +61,17 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             with torch.inference_mode(False):
                 self._full_slots = GroupSlots(self._full, self.device)
 
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        """What kinds of steps can be captured whole."""
+        full = known_steps(vllm_config)
+        if full is not None and full.most_decodes == 0:  # whatever vLLM captures, ours can be
+            return AttentionCGSupport.ALWAYS
+        return super().get_cudagraph_support(vllm_config, kv_cache_spec)
+
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """Metadata of a whole step that is captured: of decodes as vLLM has it, of any other at fixed addresses."""
-        if self._full is None or common_attn_metadata.max_query_len <= 1:
+        if self._full is None or self._full.has_graph_of_decodes(common_attn_metadata.max_query_len):
             return super().build_for_cudagraph_capture(common_attn_metadata)
         self._full.tables.fill([], [], 0)  # what runs before the capture is to find nothing to do
         self._take_slots()
