@@ -5,7 +5,8 @@
 The same engine runs both, layer by layer the same weights and caches, so that what differs is the layers alone; turns
 go stock, plugin, plugin, stock. Writes results/steps.json: `step/<n>x<new>` the wall time of the step, `gpu/<n>x<new>`
 the sum of its GPU kernels, `layer/<n>x<new>` the kernels of one Mamba2 layer without its projections, the last two from
-PyTorch's profiler. Needs a GPU. Option `metadata` is on, for both sides alike.
+PyTorch's profiler. `whole/<n>x<new>` and `whole_gpu/<n>x<new>` are `step` and `gpu` where the plugin replays the whole
+step as one graph, option `full_steps`. Needs a GPU. Option `metadata` is on, for all alike.
 
 `--host FILE` writes where Python spends its time in steps that continue one sequence (cProfile, the plugin's layers).
 """
@@ -20,7 +21,7 @@ import random
 import time
 from pathlib import Path
 
-os.environ["MAMBA_OPS_VLLM"] = os.environ["MAMBA_OPS_VLLM_METADATA"] = "1"
+os.environ["MAMBA_OPS_VLLM"] = os.environ["MAMBA_OPS_VLLM_METADATA"] = os.environ["MAMBA_OPS_VLLM_FULL_STEPS"] = "1"
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -43,7 +44,8 @@ SETTINGS = {
     "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]},
 }
 COUNTS = (1, 2, 4, 8, 16, 32)
-STOCK, PLUGIN = False, True
+MOST_WHOLE = 64  # tokens of a step that is one graph
+STOCK, PLUGIN, WHOLE = range(3)
 
 
 class Steps:
@@ -57,10 +59,11 @@ class Steps:
         self._vocabulary = self._engine.llm_engine.vllm_config.model_config.get_vocab_size()
         self._prefix = self._tokens(cached)
 
-    def use(self, plugin: bool) -> None:
-        """Have the layers run the plugin's region, or vLLM's own code."""
+    def use(self, way: int) -> None:
+        """Have the layers run the plugin's region, or vLLM's own code; or replay whole steps if they are short."""
         for layer, region in zip(self._layers, self._regions, strict=True):
-            layer._region = region if plugin else None
+            layer._region = None if way == STOCK else region
+        self._engine.collective_rpc(in_worker.offer_whole_steps, args=(way == WHOLE,))
 
     def run(self, count: int) -> float:
         """Milliseconds of a step that continues the prefix `count` times."""
@@ -100,35 +103,41 @@ def main() -> None:
     options = parse()
     register()  # also where the package is not installed
     steps = Steps(options.model, options.cached, options.new)
-    for plugin in (PLUGIN, STOCK):
-        steps.use(plugin)
-        for count in COUNTS:
+    for way in (WHOLE, PLUGIN, STOCK):
+        steps.use(way)
+        for count in counts(way, options.new):
             steps.run(count), steps.run(count)
-    walls: dict[tuple[bool, int], list[Block]] = {}
+    walls: dict[tuple[int, int], list[Block]] = {}
     for _ in tqdm(range(options.rounds), desc="rounds"):
-        for plugin in (STOCK, PLUGIN, PLUGIN, STOCK):
-            steps.use(plugin)
-            for count in COUNTS:
+        for way in (STOCK, PLUGIN, WHOLE, WHOLE, PLUGIN, STOCK):
+            steps.use(way)
+            for count in counts(way, options.new):
                 block = [[steps.run(count)] for _ in range(options.repeats)]
-                walls.setdefault((plugin, count), []).append(block)
-    kernels: dict[tuple[bool, int], list[tuple[float, float]]] = {}
-    for plugin in (STOCK, PLUGIN):
-        steps.use(plugin)
-        for count in tqdm(COUNTS, desc="profiles"):
+                walls.setdefault((way, count), []).append(block)
+    kernels: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for way in (STOCK, PLUGIN, WHOLE):
+        steps.use(way)
+        for count in tqdm(counts(way, options.new), desc="profiles"):
             steps.run(count)
-            kernels[plugin, count] = [steps.kernels(count) for _ in range(options.profiles)]
+            kernels[way, count] = [steps.kernels(count) for _ in range(options.profiles)]
     results = Results("steps")
-    for count in COUNTS:
-        name = f"{count}x{options.new}"
-        results.rows.append(paired_row(f"step/{name}", "wall", "ms", walls[STOCK, count], walls[PLUGIN, count]))
-        for place, case in enumerate(("gpu", "layer")):
-            stock, ours = ([[[times[place]] for times in kernels[p, count]]] for p in (STOCK, PLUGIN))
-            results.rows.append(paired_row(f"{case}/{name}", "wall", "us", stock, ours))
+    for way, cases in ((PLUGIN, ("step", "gpu", "layer")), (WHOLE, ("whole", "whole_gpu"))):
+        for count in counts(way, options.new):
+            name = f"{count}x{options.new}"
+            results.rows.append(paired_row(f"{cases[0]}/{name}", "wall", "ms", walls[STOCK, count], walls[way, count]))
+            for place, case in enumerate(cases[1:]):
+                stock, ours = ([[[times[place]] for times in kernels[w, count]]] for w in (STOCK, way))
+                results.rows.append(paired_row(f"{case}/{name}", "wall", "us", stock, ours))
     results.show()
     print(results.write())
     if options.host:
         steps.use(PLUGIN)
         profile_host(steps, options.host)
+
+
+def counts(way: int, new: int) -> tuple[int, ...]:
+    """Of sequences that a step continues."""
+    return tuple(count for count in COUNTS if way != WHOLE or count * new <= MOST_WHOLE)
 
 
 def profile_host(steps: Steps, path: Path) -> None:

@@ -30,6 +30,15 @@ def graph_figures(_: Any) -> dict[str, Any]:
     return {"num_cudagraph_captured": compilation_counter.num_cudagraph_captured}
 
 
+def offer_whole_steps(worker: Any, offered: bool) -> bool:
+    """Let the worker replay whole steps with a prefill, or not; whether it has captured any."""
+    manager = worker.model_runner.cudagraph_manager
+    offer = getattr(manager, "offer", None)
+    if offer is not None:
+        offer(offered)
+    return offer is not None
+
+
 def listen_to_jit_monitor(_: Any) -> bool:
     """Keep what vLLM's JIT monitor reports from here on; whether it is active."""
     logging.getLogger("vllm.utils.jit_monitor").addHandler(_Reports(logging.WARNING))

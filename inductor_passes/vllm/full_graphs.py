@@ -26,14 +26,41 @@ class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
         if self.cudagraph_mode == CUDAGraphMode.FULL:  # all of vLLM's are whole steps
             self._ours = set(self._capture_descs.get(CUDAGraphMode.FULL, []))
         elif self.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE:
-            self._add()
+            self._add(self._steps.captured)
+        self._with_ours = self._candidates
+        self._without = {
+            key: [graph for graph in graphs if graph not in self._ours] for key, graphs in self._candidates.items()
+        }
 
-    def _add(self) -> None:
+    def offer(self, whole_steps: bool) -> None:
+        """Choose whole steps with a prefill from now on, or do not."""
+        if self._ours:
+            self._candidates = self._with_ours if whole_steps else self._without
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        """Capture all, and do without ours if a layer could not be captured."""
+        super().capture(*args, **kwargs)
+        if self._steps is None or not self._ours:
+            return
+        if self._steps.failure is not None:
+            logger.warning("mamba_ops: no whole step with a prefill is captured: %s", self._steps.failure)
+            self.offer(whole_steps=False)
+            for graph in self._ours:
+                self.graphs.pop(graph, None)
+        elif self._max_full_descs_to_capture is None:  # not while vLLM measures what graphs take
+            counts = len(self._ours & self.graphs.keys()), self._steps.captured[-1]
+            logger.info("mamba_ops: %d graphs of whole steps with a prefill, of up to %d tokens", *counts)
+
+    def run_fullgraph(self, desc: Any) -> Any:
+        """Replay."""
+        counters.full_steps += desc in self._ours
+        return super().run_fullgraph(desc)
+
+    def _add(self, captured: list[int]) -> None:
         """Behind the graphs of decodes and in front of those between the layers."""
-        assert self._steps is not None
         for loras in self.lora_capture_cases:
             first = 1
-            for ntokens in self._steps.captured:
+            for ntokens in captured:
                 graph = BatchExecutionDescriptor(
                     cg_mode=CUDAGraphMode.FULL,
                     num_tokens=ntokens,
@@ -48,30 +75,3 @@ class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
                 first = ntokens + 1
         full = [*self._capture_descs.get(CUDAGraphMode.FULL, []), *self._ours]
         self._capture_descs[CUDAGraphMode.FULL] = sorted(full, key=lambda graph: graph.num_tokens, reverse=True)
-
-    def capture(self, *args: Any, **kwargs: Any) -> None:
-        """Capture all, and forget ours if a layer could not be captured."""
-        super().capture(*args, **kwargs)
-        if self._steps is None or not self._ours:
-            return
-        if self._steps.failure is not None:
-            logger.warning("mamba_ops: no whole step with a prefill is captured: %s", self._steps.failure)
-            self._forget()
-        elif self._max_full_descs_to_capture is None:  # not while vLLM measures what graphs take
-            logger.info(
-                "mamba_ops: whole steps with a prefill, of up to %d tokens, are %d graphs",
-                self._steps.captured[-1],
-                len(self._ours & self.graphs.keys()),
-            )
-
-    def run_fullgraph(self, desc: Any) -> Any:
-        """Replay."""
-        counters.full_steps += desc in self._ours
-        return super().run_fullgraph(desc)
-
-    def _forget(self) -> None:
-        for candidates in self._candidates.values():
-            candidates[:] = [graph for graph in candidates if graph not in self._ours]
-        for graph in self._ours:
-            self.graphs.pop(graph, None)
-        self._ours = set()

@@ -155,7 +155,7 @@ def _captured(config: Any, block_size: int, device: torch.device, layers: dict[s
     if mode == "FULL":
         if not sizes or sizes[-1] > limit:
             raise _NotCapturedError(
-                f"`cudagraph_mode` is FULL, and `cudagraph_capture_sizes` has others than 1 to {limit}"
+                f"with `cudagraph_mode` FULL all of `cudagraph_capture_sizes` must be from 1 to {limit}"
             )
         return sizes
     if mode != "FULL_AND_PIECEWISE":
