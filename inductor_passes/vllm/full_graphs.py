@@ -17,6 +17,8 @@ logger = logging.getLogger("vllm.mamba_ops")
 class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
     """Chooses a graph of decodes first, then a whole step, then vLLM's graphs between the layers."""
 
+    _candidates: dict[tuple[int, int], list[Any]]
+
     def _init_candidates(self) -> None:
         super()._init_candidates()
         self._steps: FullSteps | None = known_steps(self.vllm_config)
