@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,7 +16,11 @@ from inductor_passes.vllm.compiled_region import CompiledRegion
 from inductor_passes.vllm.direct_region import direct_region_in_one_pass
 from inductor_passes.vllm.full_tables import FullTables
 from mamba_ops import build_chunk_metadata
+from tests.vllm.answers import assert_same_answers
+from tests.vllm.conftest import Call, Run
 from tests.vllm.full_step_cases import Captured, Step, random_step
+from tests.vllm.processes import HERE
+from tests.vllm.schedules import at_once
 from tests.vllm.test_region import shape_on
 
 CHUNK = 64
@@ -65,6 +70,33 @@ def test_addresses_stay() -> None:
     before = addresses()
     tables.fill([1, 5], [3, 0], 1)
     assert addresses() == before
+
+
+def test_decodes_and_longer_steps_keep_their_graphs(call: Call, model: Callable[..., str]) -> None:
+    output = call(str(HERE / "choose_graphs.py"), model("granite"))
+    (line,) = (line for line in output.splitlines() if line.startswith("RESULT "))
+    found = json.loads(line.removeprefix("RESULT "))
+    assert found["missing"] == []
+    assert found["captured"] == [64, 32, 16, 8, 4, 2]
+    vllms = {
+        "decodes": ["FULL", 4, False],
+        "as many decodes as may be": ["FULL", 32, False],
+        "a short prefill": ["PIECEWISE", 32, False],
+        "prefills beside decodes": ["PIECEWISE", 64, False],
+        "too long": ["PIECEWISE", 128, False],
+        "longer than any graph": ["NONE", 200, False],
+    }
+    ours = {"a short prefill": ["FULL", 32, True], "prefills beside decodes": ["FULL", 64, True]}
+    assert found["chosen"] == vllms | ours | {f"{name}, not offered": graph for name, graph in vllms.items()}
+
+
+def test_where_they_cannot_be_captured_the_log_says_why_once(run: Run) -> None:
+    """And the engine answers as ever."""
+    schedules = [at_once((5, 70, 130))]
+    ours = run("granite", schedules, plugin=True, own_process="whole", environment={"MAMBA_OPS_VLLM_FULL_STEPS": "1"})
+    assert ours["log"].count("no whole step with a prefill is captured: there is no GPU") == 1
+    assert set(ours["backends"]) == {"FastMamba2Backend"}
+    assert_same_answers(ours, run("granite", schedules, plugin=False))
 
 
 @pytest.mark.gpu
