@@ -65,7 +65,8 @@ def main() -> None:
         if results.rows:
             results.write(options.out)
 
-    run_pair("benchmarks.engine.soak_side", {**job, "damage": options.damage, "hold_sums": True}, changed, together=gpu)
+    job |= {"damage": options.damage, "hold_choices": True}
+    run_pair("benchmarks.engine.soak_side", job, changed, together=gpu)
     results.show()
     raise SystemExit("; ".join(failures(results.rows)) or 0)
 

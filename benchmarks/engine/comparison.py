@@ -28,6 +28,12 @@ def rows(ours: Side, stock: Side, name: str, tolerance: float) -> list[Row]:
     return [_named(row, name) for row in made if row is not None]
 
 
+def control_rows(ours: Side, stock: Side, name: str, tolerance: float) -> list[Row]:
+    """The row of a control, as soon as enough is known: the responses of two engines without the plugin."""
+    row = _responses(ours, stock, tolerance)
+    return [_named(row, f"control/{name}" if name else "control")] if row is not None else []
+
+
 def _layers(ours: Side) -> Row | None:
     if "compared" not in ours:
         return None
@@ -45,12 +51,27 @@ def _responses(ours: Side, stock: Side, tolerance: float) -> Row | None:
     notes = []
     for kind in kinds:
         pairs = list(zip(ours["answers"][kind], stock["answers"][kind], strict=True))
-        differing = sum(not same_answer(a, b, tolerance) for a, b in pairs)
+        differing = [(a, b) for a, b in pairs if not same_answer(a, b, tolerance)]
         compared += len(pairs)
-        different += differing
-        notes.append(f"{kind} {len(pairs)}" + (f" ({differing} differ)" if differing else ""))
+        different += len(differing)
+        notes.append(f"{kind} {len(pairs)}" + (f" ({_how_they_differ(differing)})" if differing else ""))
     note = f"tokens and log-probabilities: {', '.join(notes)}{held(ours, stock)}"
     return _row("responses", different, compared, note)
+
+
+def _how_they_differ(pairs: list[tuple[Any, Any]]) -> str:
+    """How many answers differ, how many of them in tokens, and how far apart log-probabilities are.
+
+    Those from the first other token on are of other texts, and say nothing.
+    """
+    other_tokens, largest = 0, 0.0
+    for (tokens, logprobs), (stock_tokens, stock_logprobs) in pairs:
+        other_tokens += tokens != stock_tokens
+        for token, expected, a, b in zip(tokens, stock_tokens, logprobs, stock_logprobs, strict=False):
+            if token != expected:
+                break
+            largest = max(largest, abs(a - b))
+    return f"{len(pairs)} differ, {other_tokens} in tokens, log-probabilities before those by up to {largest:.2g}"
 
 
 def _preemptions(ours: Side, stock: Side) -> Row | None:

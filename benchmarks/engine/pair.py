@@ -1,4 +1,10 @@
-"""Two processes with one engine each, with the plugin and without, and what they have written so far."""
+"""Two processes with one engine each, with the plugin and without, and what they have written so far.
+
+In a control neither has the plugin. vLLM looks for compiled code, and with it for what Inductor chose, below
+`VLLM_CACHE_ROOT`, by a key of the model and the settings, which are the same on both sides; Inductor and Triton have
+folders of their own for what vLLM does not compile (`TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR`). So each side of a
+control gets empty folders for all three: otherwise the second might load what the first chose, and so agree with it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +19,24 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-Side = dict[str, Any]
+from benchmarks.engine.held_choices import ENVIRONMENT
 
+Side = dict[str, Any]
+Environment = dict[str, str]
+
+PLUGIN = {"ours": "1", "stock": "0"}
+CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 SECONDS_TO_END = 20  # for a side that was told to, before it is killed
 
 
-def run_pair(module: str, job: dict[str, Any], changed: Callable[[Side, Side], None], *, together: bool) -> None:
+def run_pair(
+    module: str,
+    job: dict[str, Any],
+    changed: Callable[[Side, Side], None],
+    *,
+    together: bool,
+    control: bool = False,
+) -> None:
     """Run both sides to their ends; a SIGTERM stops both, and what was known stays written.
 
     Args:
@@ -26,40 +44,47 @@ def run_pair(module: str, job: dict[str, Any], changed: Callable[[Side, Side], N
         job: what both are to do.
         changed: called with ours and stock's results whenever one has written more.
         together: whether both run at once; otherwise ours comes first.
+        control: whether both are stock, each with caches of its own.
 
     Raises:
         SystemExit: a side has failed, and the other one is stopped; or this process was told to end.
     """
     signal.signal(signal.SIGTERM, _stopped)
-    sides: dict[str, Side] = {"1": {}, "0": {}}
+    sides: dict[str, Side] = {name: {} for name in PLUGIN}
     with tempfile.TemporaryDirectory() as folder:
         job_file = Path(folder, "job.json")
         job_file.write_text(json.dumps(job))
-        results = {plugin: Path(folder, f"result_{plugin}.json") for plugin in sides}
-        for plugins in [list(sides)] if together else [[plugin] for plugin in sides]:
-            running = {plugin: _start(module, plugin, job_file, results[plugin]) for plugin in plugins}
+        results = {name: Path(folder, f"result_{name}.json") for name in sides}
+        for names in [list(sides)] if together else [[name] for name in sides]:
+            running = {}
             try:
+                for name in names:
+                    environment = _stock(Path(folder, name)) if control else {"MAMBA_OPS_VLLM": PLUGIN[name]}
+                    running[name] = _start(module, environment, job_file, results[name])
                 while running:
                     time.sleep(0.5)
-                    ended = [plugin for plugin, process in running.items() if process.poll() is not None]
-                    for plugin in running:
-                        found = json.loads(results[plugin].read_text()) if results[plugin].exists() else {}
-                        if found != sides[plugin]:
-                            sides[plugin] = found
-                            changed(sides["1"], sides["0"])
-                    for plugin in ended:
-                        status = running.pop(plugin).returncode
+                    ended = [name for name, process in running.items() if process.poll() is not None]
+                    for name in running:
+                        found = json.loads(results[name].read_text()) if results[name].exists() else {}
+                        if found != sides[name]:
+                            sides[name] = found
+                            changed(sides["ours"], sides["stock"])
+                    for name in ended:
+                        status = running.pop(name).returncode
                         if status:
-                            raise SystemExit(f"the engine with MAMBA_OPS_VLLM={plugin} ended with {status}")
+                            raise SystemExit(f"the engine of side {name} ended with {status}")
             finally:
                 _stop(running.values())
 
 
-def _start(module: str, plugin: str, job_file: Path, result_file: Path) -> subprocess.Popen[bytes]:
+def _stock(folder: Path) -> Environment:
+    """Of an engine without the plugin that finds nothing another one has compiled."""
+    return {"MAMBA_OPS_VLLM": "0", **{name: str(folder / name.lower()) for name in CACHES}}
+
+
+def _start(module: str, environment: Environment, job_file: Path, result_file: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", module, str(job_file), str(result_file)]
-    # Inductor, too, chooses by time among kernels that sum in another order, in each process by itself.
-    held = {"TORCHINDUCTOR_DETERMINISTIC": "1"}
-    return subprocess.Popen(command, env={**os.environ, **held, "MAMBA_OPS_VLLM": plugin}, stdout=sys.stderr)
+    return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, **environment}, stdout=sys.stderr)
 
 
 def _stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.engine.side JOB.json RESULT.json
 
-`benchmarks/equality_vllm.py` starts it, once with MAMBA_OPS_VLLM=1 and once with 0. A job has `model`, `engine`
-(arguments of vLLM's LLM), `responses`, `calls`, `tolerance` and `hold_sums` (see `held_sums.py`). The result is written
-again after each phase.
+`benchmarks/equality_vllm.py` starts it, once with MAMBA_OPS_VLLM=1 and once with 0; for a control twice with 0. A job
+has `model`, `engine` (arguments of vLLM's LLM), `responses`, `calls`, `tolerance` and `hold_choices` (see
+`held_choices.py`). The result is written again after each phase.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.engine.soak_side JOB.json RESULT.json
 
 `benchmarks/soak.py` starts it, once with MAMBA_OPS_VLLM=1 and once with 0. A job has `model`, `engine` (arguments of
-vLLM's LLM), `requests`, `seed`, `damage` and `hold_sums`. The result is written again after each part of the stream.
+vLLM's LLM), `requests`, `seed`, `damage` and `hold_choices`. The result is written again after each part of the stream.
 """
 
 from __future__ import annotations

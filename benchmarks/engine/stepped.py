@@ -10,7 +10,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions go to the workers
 
-from benchmarks.engine.held_sums import chunk_size, hold_sums
+from benchmarks.engine.held_choices import chunk_size, hold_sums, without_combo_kernels
 from benchmarks.engine.scenarios import Limits, Wave
 
 
@@ -19,7 +19,7 @@ class Engine:
 
     Attributes:
         llm: vLLM's own object. seconds: that it took to start.
-        dropped: how many choices of vLLM's tuner a job with `hold_sums` left out, worker by worker.
+        dropped: how many choices of vLLM's tuner a job with `hold_choices` left out, worker by worker.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -29,11 +29,12 @@ class Engine:
             register()  # also where the package is not installed, and vLLM finds no entry point
         from vllm import LLM
 
-        held = job.get("hold_sums", False)
+        held = job.get("hold_choices", False)
         if held:
             hold_sums(None, chunk_size(job["model"]))
+        engine = without_combo_kernels(job["engine"]) if held else job["engine"]
         start = time.perf_counter()
-        settings = {"skip_tokenizer_init": True, "seed": 0, "disable_log_stats": False, **job["engine"]}
+        settings = {"skip_tokenizer_init": True, "seed": 0, "disable_log_stats": False, **engine}
         self.llm: Any = LLM(model=job["model"], **settings)
         self.seconds = time.perf_counter() - start
         self._steps = 0

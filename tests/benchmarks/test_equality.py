@@ -12,8 +12,8 @@ import pytest
 import triton
 
 from benchmarks.engine.cache_blocks import blocks_for, groups
-from benchmarks.engine.comparison import failures, rows, same_answer
-from benchmarks.engine.held_sums import in_order
+from benchmarks.engine.comparison import control_rows, failures, rows, same_answer
+from benchmarks.engine.held_choices import in_order, without_combo_kernels
 from benchmarks.engine.scenarios import Limits, continuations, scenarios
 from benchmarks.models import granite, nemotron_h
 from benchmarks.results import Results, Row
@@ -91,6 +91,22 @@ def test_sums_are_held_to_one_order(chunk_size: int, least: int) -> None:
     assert kept == [heads for heads in (2, 4, 8, 16, 32, 64) if heads >= least]
 
 
+def test_combo_kernels_are_off_beside_what_an_engine_is_asked_for() -> None:
+    held = {"combo_kernels": False, "benchmark_combo_kernel": False}
+    engine = {"dtype": "bfloat16", "compilation_config": {"cudagraph_capture_sizes": [1, 4]}}
+    expected = {"cudagraph_capture_sizes": [1, 4], "inductor_compile_config": held}
+    assert without_combo_kernels(engine) == {"dtype": "bfloat16", "compilation_config": expected}
+    assert engine["compilation_config"] == {"cudagraph_capture_sizes": [1, 4]}
+    assert without_combo_kernels({}) == {"compilation_config": {"inductor_compile_config": held}}
+    assert without_combo_kernels({"compilation_config": 0})["compilation_config"]["mode"] == 0
+
+
+def test_combo_kernels_that_were_asked_for_stay() -> None:
+    asked = {"compilation_config": {"inductor_compile_config": {"combo_kernels": True, "epilogue_fusion": False}}}
+    found = without_combo_kernels(asked)["compilation_config"]["inductor_compile_config"]
+    assert found == {"combo_kernels": True, "benchmark_combo_kernel": False, "epilogue_fusion": False}
+
+
 def side(**changes: Any) -> dict[str, Any]:
     worker = {"num_cudagraph_captured": 51, "num_graphs_seen": 1}
     whole = {
@@ -138,6 +154,22 @@ def test_each_difference_is_counted() -> None:
     wrong = ["layers: 2", "responses: 2", "graphs: 4", "compiles: 1", "launches: 36"]
     assert failures(rows(ours, side(), "", 0)) == wrong
     assert found(ours, side(), 0.01)["responses"] == (1, 3)
+
+
+def test_a_note_says_how_far_answers_are_apart_until_tokens_differ() -> None:
+    answers = [[[1, 2, 3], [-1.0, -2.0, -3.0]], [[1, 2, 3], [-1.0, -2.0, -3.0]], [[5], [-1.0]]]
+    others = [[[1, 2, 3], [-1.25, -2.0, -3.0]], [[1, 9, 3], [-1.0, -7.0, -8.0]], [[5], [-1.0]]]
+    (row,) = control_rows(side(answers={"short": answers}), side(answers={"short": others}), "", 0)
+    assert (row.case, row.ours, row.n) == ("responses/control", 2, 3)
+    assert "short 3 (2 differ, 1 in tokens, log-probabilities before those by up to 0.25)" in row.note
+
+
+def test_a_control_has_a_case_of_its_own() -> None:
+    stock = side()
+    for name in ("compared", "served"):
+        del stock[name]
+    assert [row.case for row in control_rows(stock, stock, "granite", 0)] == ["responses/control/granite"]
+    assert control_rows({}, {}, "granite", 0) == []
 
 
 @pytest.mark.parametrize("idle", [0, 1])

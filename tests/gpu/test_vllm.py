@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks import paths
-from benchmarks.engine.held_sums import hold_sums, in_order
+from benchmarks.engine.held_choices import hold_sums, in_order
 from benchmarks.equality import equal_paths
 from benchmarks.inputs import FAMILIES
 from tests.gpu.batches import random_inputs

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.held_choices import ENVIRONMENT
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SECONDS_FOR_A_JOB = 900
@@ -19,7 +21,10 @@ class EngineError(Exception):
 
 
 def clean_environment(caches: Path, **changes: str) -> dict[str, str]:
-    """This process's environment without the plugin's options, with compile caches of its own; the plugin is on."""
+    """This process's environment without the plugin's options, with compile caches of its own; the plugin is on.
+
+    What Inductor would choose by time is held, so that answers of two processes can be compared bit by bit on a GPU.
+    """
     kept = {name: text for name, text in os.environ.items() if not name.startswith("MAMBA_OPS_VLLM")}
     own = {
         "OMP_NUM_THREADS": "1",
@@ -27,7 +32,7 @@ def clean_environment(caches: Path, **changes: str) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(caches),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
     }
-    return {**kept, **own, **changes}
+    return {**kept, **ENVIRONMENT, **own, **changes}
 
 
 class EngineProcess:

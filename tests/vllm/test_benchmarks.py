@@ -37,6 +37,17 @@ def test_equality_fails_without_preemptions(
         call("-m", "benchmarks.equality_vllm", model("granite"), *arguments, environment=MAIN_MEMORY)
 
 
+def test_control(call: Callable[..., str], model: Callable[[str], str], tmp_path: Path) -> None:
+    """Two engines without the plugin, which also differ in nothing here: on a CPU no choice goes by time."""
+    arguments = ("--control", "--name", "granite", "--responses", "8", "--out", str(tmp_path))
+    said = call("-m", "benchmarks.equality_vllm", model("granite"), *arguments, environment=MAIN_MEMORY)
+    (row,) = rows(tmp_path / "equality_vllm.json").values()
+    assert row["case"] == "responses/control/granite"
+    assert row["ours"] == 0
+    assert row["n"] >= 8  # type: ignore[operator]
+    assert "mamba_ops:" not in said
+
+
 def test_soak(call: Callable[..., str], model: Callable[[str], str], tmp_path: Path) -> None:
     arguments = ("--requests", "40", "--out", str(tmp_path))
     call("-m", "benchmarks.soak", model("granite"), *arguments, environment=MAIN_MEMORY)

@@ -1,6 +1,7 @@
 """vLLM's engine on a GPU: what a CPU has not, namely captured graphs, the JIT monitor, sleep mode, a second device.
 
-MAMBA_OPS_VLLM_ENGINE_PYTHON then names a Python with vLLM for GPUs.
+MAMBA_OPS_VLLM_ENGINE_PYTHON then names a Python with vLLM for GPUs. What is chosen by time there is held (see
+`benchmarks/engine/held_choices.py`), and chunks are as long as Granite-4.0-h's, so answers are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -10,38 +11,52 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.engine.held_choices import without_combo_kernels
 from tests.vllm.answers import assert_equal_schedules, assert_same_answers, declined
 from tests.vllm.conftest import Run
 from tests.vllm.schedules import add, around_edges, at_once, prompt, random_schedule, shared_prefixes
 
 pytestmark = pytest.mark.gpu
 
+FAMILY, CHUNK = "granite_256", 256
+BUDGET = 384  # tokens of a step: a prompt goes on in the middle of a chunk
 # A cache of its own size, so that several of these engines fit on a GPU at once.
 GPU = {
     "dtype": "bfloat16",
+    "max_num_batched_tokens": BUDGET,
     "gpu_memory_utilization": 0.05,
     "kv_cache_memory_bytes": 1 << 30,
     "enforce_eager": False,
 }
 # A prefill of one token and continuations of one, beside decodes: what a decode graph might be replayed for.
-ONE_TOKEN = [add(0, "a", prompt(0, 129)), add(1, "b", prompt(1, 257)), add(2, "c", prompt(2, 1))]
-SCHEDULES = [ONE_TOKEN, around_edges(64, 128), *(random_schedule(seed) for seed in range(20))]
+ONE_TOKEN = [add(0, "a", prompt(0, BUDGET + 1)), add(1, "b", prompt(1, 2 * BUDGET - 1)), add(2, "c", prompt(2, 1))]
+SCHEDULES = [ONE_TOKEN, around_edges(CHUNK, BUDGET), *(random_schedule(seed) for seed in range(20))]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
-def with_and_without(run: Run, schedules: list[Any], **engine: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def settings(**engine: Any) -> dict[str, Any]:
+    return without_combo_kernels({**GPU, **engine})
+
+
+def with_and_without(
+    run: Run, schedules: list[Any], own_process: str = "", sleep: bool = False, **engine: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
     both = [
-        run("granite", schedules, plugin=plugin, own_process=f"{plugin}", **{**GPU, **engine})
+        run(FAMILY, schedules, plugin=plugin, own_process=own_process, sleep=sleep, **settings(**engine))
         for plugin in (True, False)
     ]
     return both[0], both[1]
+
+
+def assert_same_bits(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert_same_answers(ours, theirs, tolerance=0)
 
 
 @pytest.mark.fault(4)
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "PIECEWISE", "FULL_DECODE_ONLY", "NONE"])
 def test_graphs_are_captured_as_without_the_plugin(run: Run, mode: str) -> None:
     ours, theirs = with_and_without(run, SCHEDULES, compilation_config={"cudagraph_mode": mode})
-    assert_same_answers(ours, theirs)
+    assert_same_bits(ours, theirs)
     assert ours["captured"] == theirs["captured"]
 
 
@@ -50,12 +65,12 @@ def test_nothing_is_compiled_or_tuned_while_serving(run: Run) -> None:
     """The first prefix hit, other lengths and numbers of sequences, and so other alignments, right after the start."""
     caching = {"enable_prefix_caching": True, "max_num_batched_tokens": 512, "reset": False}
     ours = run(
-        "granite",
+        FAMILY,
         [shared_prefixes(), *SCHEDULES],
         plugin=True,
         own_process="cold",
         environment={"MAMBA_OPS_VLLM_METADATA": "1"},
-        **{**GPU, **caching},
+        **settings(**caching),
     )
     assert declined(ours) == {}
     assert ours["counters"]["layer_checkpoints"] > 0
@@ -71,9 +86,9 @@ def test_nothing_is_compiled_or_tuned_while_serving(run: Run) -> None:
 @pytest.mark.fault(15)
 def test_every_layer_call_has_the_same_bits(run: Run) -> None:
     checked = {"MAMBA_OPS_VLLM_VERIFY": "100000"}
-    schedules = [at_once((70 + n,) * n, max_tokens=2) for n in (1, 2, 3, 17)]
+    schedules = [at_once((length + n,) * n, max_tokens=2) for length in (70, CHUNK) for n in (1, 2, 3, 17)]
     sizes = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
-    ours = run("granite", schedules, plugin=True, own_process="verify", environment=checked, **{**GPU, **sizes})
+    ours = run(FAMILY, schedules, plugin=True, own_process="verify", environment=checked, **settings(**sizes))
     assert declined(ours) == {}
     assert ours["counters"]["verified"] >= 10
     assert "mismatches" not in ours["counters"]
@@ -84,40 +99,40 @@ def test_every_layer_call_has_the_same_bits(run: Run) -> None:
 def test_decodes_in_vllms_own_way(run: Run) -> None:
     """Some steps have decodes beside prefills, and with the option off none of them is launched by address."""
     off = {"MAMBA_OPS_VLLM_DECODE": "0"}
-    ours = run("granite", SCHEDULES, plugin=True, own_process="decode off", environment=off, **GPU)
+    ours = run(FAMILY, SCHEDULES, plugin=True, environment=off, **settings())
     by_default, theirs = with_and_without(run, SCHEDULES)
     assert "layer_decodes" not in ours["counters"]
     assert by_default["counters"]["layer_decodes"] > 0
-    assert_same_answers(ours, theirs)
-    assert_same_answers(by_default, theirs)
+    assert_same_bits(ours, theirs)
+    assert_same_bits(by_default, theirs)
 
 
 @pytest.mark.fault(6)
 def test_two_dtypes_in_one_buffer(run: Run) -> None:
     ours, theirs = with_and_without(run, SCHEDULES, mamba_ssm_cache_dtype="float32")
-    assert_same_answers(ours, theirs)
+    assert_same_bits(ours, theirs)
     assert ours["counters"]["layer_decodes"] > 0
 
 
 def test_speculative_decoding(run: Run) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
-    schedules = [[add(0, "a", prompt(0, 60) * 3, 40), add(1, "b", prompt(1, 200), 40)]]
-    ours, theirs = with_and_without(run, schedules, speculative_config=drafts)
-    assert_same_answers(ours, theirs)
+    schedules = [[add(0, "a", prompt(0, 100) * 3, 40), add(1, "b", prompt(1, 200), 40)]]
+    ours, theirs = with_and_without(run, schedules, own_process="drafts", speculative_config=drafts)
+    assert_same_bits(ours, theirs)
     assert "layer_decodes" not in ours["counters"]
     assert ours["log"].count("runs the decodes beside prefills: decoding is speculative") == 1
 
 
 def test_sleep_and_wake(run: Run) -> None:
     """Weights and caches go and come back between schedules; the addresses that the plugin has bound must hold."""
-    ours, theirs = with_and_without(run, SCHEDULES[:4], enable_sleep_mode=True, sleep=True)
-    assert_same_answers(ours, theirs)
+    ours, theirs = with_and_without(run, SCHEDULES[:4], own_process="sleep", enable_sleep_mode=True, sleep=True)
+    assert_same_bits(ours, theirs)
 
 
 @needs_two
 @pytest.mark.fault(20)
 def test_two_ranks_on_two_devices(run: Run) -> None:
     """The second rank's tensors are not on device 0."""
-    ours, theirs = with_and_without(run, SCHEDULES[:4], tensor_parallel_size=2)
+    ours, theirs = with_and_without(run, SCHEDULES[:4], own_process="ranks", tensor_parallel_size=2)
     assert ours["log"].count("the snapshot of cached states is gone") == 2
-    assert_equal_schedules(ours, theirs)
+    assert_equal_schedules(ours, theirs, tolerance=0)

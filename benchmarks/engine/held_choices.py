@@ -1,9 +1,12 @@
-"""vLLM's tuner held to choices that sum in one order, so that two of its engines can be compared bit by bit.
+"""What is chosen by time where the choice changes last bits, held, so that two engines can be compared bit by bit.
 
 vLLM tunes `_chunk_cumsum_fwd_kernel`, the running sums of dA over a chunk, by time. Where a program has few heads and
 chunks are short, fewer tokens of a chunk are in a thread, which is another order of sums: at a chunk size of 128 the
 choice of two heads leaves two tokens to a thread, and every other choice four. So stock vLLM may differ in last bits
 from one start to the next. The comparisons leave out what has fewer than four; at a chunk size of 256 none has.
+
+Inductor, which compiles what has no kernel of its own, times block sizes and warps too. Its deterministic mode keeps it
+from that where sums would change, but not in combo kernels, several in one launch, which vLLM turns on.
 """
 
 from __future__ import annotations
@@ -12,10 +15,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+# Of a process from its start, and of its workers.
+ENVIRONMENT = {"TORCHINDUCTOR_DETERMINISTIC": "1"}
+
 TOKENS_PER_THREAD = 4
 _THREADS_PER_WARP = 32
 
+# vLLM sets neither if one is set.
+_NO_COMBO_KERNELS = {"combo_kernels": False, "benchmark_combo_kernel": False}
+
 _dropped: list[Any] = []
+
+
+def without_combo_kernels(engine: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of vLLM's LLM with combo kernels off, unless they say something about these themselves."""
+    given = engine.get("compilation_config", {})
+    compilation = {"mode": given} if isinstance(given, int) else given  # vLLM takes the number of a mode as well
+    inductor = {**_NO_COMBO_KERNELS, **compilation.get("inductor_compile_config", {})}
+    return {**engine, "compilation_config": {**compilation, "inductor_compile_config": inductor}}
 
 
 def hold_sums(_: Any, chunk_size: int) -> int:
