@@ -43,7 +43,7 @@ def run_pair(
         module: started as `python -m MODULE JOB.json RESULT.json`, with MAMBA_OPS_VLLM=1 and with 0.
         job: what both are to do.
         changed: called with ours and stock's results whenever one has written more.
-        together: whether both run at once; otherwise ours comes first.
+        together: whether stock starts as soon as ours is up; otherwise when ours is done.
         control: whether both are stock, each with caches of its own.
 
     Raises:
@@ -56,12 +56,14 @@ def run_pair(
         job_file.write_text(json.dumps(job))
         results = {name: Path(folder, f"result_{name}.json") for name in sides}
         for names in [list(sides)] if together else [[name] for name in sides]:
-            running = {}
+            running: dict[str, subprocess.Popen[bytes]] = {}
             try:
-                for name in names:
-                    environment = _stock(Path(folder, name)) if control else {"MAMBA_OPS_VLLM": PLUGIN[name]}
-                    running[name] = _start(module, environment, job_file, results[name])
-                while running:
+                while names or running:
+                    # The second one finds what the first has compiled: that may have been chosen by time.
+                    if names and (control or not running or any(sides[name] for name in running)):
+                        name = names.pop(0)
+                        environment = _stock(Path(folder, name)) if control else {"MAMBA_OPS_VLLM": PLUGIN[name]}
+                        running[name] = _start(module, environment, job_file, results[name])
                     time.sleep(0.5)
                     ended = [name for name, process in running.items() if process.poll() is not None]
                     for name in running:

@@ -25,7 +25,7 @@ def assert_equal_schedules(ours: Result, theirs: Result, tolerance: float = LOGP
         assert schedule.keys() == expected.keys()
         for name, answer in schedule.items():
             assert answer.get("tokens") == expected[name].get("tokens"), name
-            assert answer.get("logprobs", []) == pytest.approx(expected[name].get("logprobs", []), abs=tolerance)
+            assert answer.get("logprobs", []) == pytest.approx(expected[name].get("logprobs", []), rel=0, abs=tolerance)
 
 
 def declined(result: Result) -> dict[str, int]:

@@ -114,6 +114,23 @@ def test_two_dtypes_in_one_buffer(run: Run) -> None:
     assert ours["counters"]["layer_decodes"] > 0
 
 
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL"])
+def test_whole_steps_are_one_graph(run: Run, mode: str) -> None:
+    """Short prefills after a cached prefix, at the start of a prompt, and beside decodes."""
+    sizes = {"cudagraph_mode": mode, "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}
+    engine = settings(compilation_config=sizes, enable_prefix_caching=True, reset=False)
+    schedules = [shared_prefixes((500,) * 8), *SCHEDULES]
+    whole = {"MAMBA_OPS_VLLM_FULL_STEPS": "1"}
+    ours = run(FAMILY, schedules, plugin=True, own_process=f"whole {mode}", environment=whole, **engine)
+    theirs = run(FAMILY, schedules, plugin=False, **engine)
+    assert "graphs of whole steps with a prefill, of up to 64 tokens" in ours["log"]
+    assert "setting cudagraph_mode" not in ours["log"]
+    assert "during inference" not in ours["log"]
+    assert ours["counters"]["full_steps"] > 50
+    assert ours["captured"] > theirs["captured"] or mode == "FULL"
+    assert_same_bits(ours, theirs)
+
+
 def test_speculative_decoding(run: Run) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
     schedules = [[add(0, "a", prompt(0, 100) * 3, 40), add(1, "b", prompt(1, 200), 40)]]
