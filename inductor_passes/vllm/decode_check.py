@@ -7,6 +7,7 @@ from torch import Tensor
 
 from inductor_passes.vllm.decode_launches import DecodeLayout, decode_views
 from inductor_passes.vllm.direct_decode import DirectDecode
+from inductor_passes.vllm.made_up_layers import memory, random, random_layer, with_own_caches
 from inductor_passes.vllm.region_inputs import LayerTensors
 from inductor_passes.vllm.step import StepDecodes
 
@@ -29,18 +30,19 @@ def equals_vllm(decode: DirectDecode, ndecodes: int, slots_stride: int, seed: in
     shape, device = layout.shape, layout.shape.device
     generator = torch.Generator(device).manual_seed(seed)
     with torch.device(device):
-        projected = torch.randn(ndecodes + 1, shape.projected, generator=generator).to(shape.dtype)
-        layer, memory = _layer(layout, generator)
+        projected = random((ndecodes + 1, shape.projected), shape.dtype, generator)
+        layer = random_layer(shape, _NUM_SLOTS, layout.conv_step, layout.ssm_step, generator)
         slots = _slots(ndecodes, slots_stride, generator)
         out = torch.full((ndecodes + 1, shape.inner), torch.nan, dtype=shape.dtype)
-    other, other_memory = _copied(layer, memory)
+    other = with_own_caches(layer)
     other_projected, other_out = projected.clone(), out.clone()
     run_vllm(layout, other_projected, other_out, slots, other)
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in layer]
     step = StepDecodes(ndecodes, slots.data_ptr(), slots_stride)
     if not decode(step, projected.data_ptr(), out.data_ptr(), addresses, _NUM_SLOTS):
         return False
-    pairs = [(projected, other_projected), (out, other_out), *zip(memory, other_memory, strict=True)]
+    pairs = [(projected, other_projected), (out, other_out)]
+    pairs += [(memory(layer.conv_state), memory(other.conv_state)), (memory(layer.ssm_state), memory(other.ssm_state))]
     return all(torch.equal(_bits(ours), _bits(theirs)) for ours, theirs in pairs)
 
 
@@ -79,41 +81,6 @@ def run_vllm(layout: DecodeLayout, projected: Tensor, out: Tensor, slots: Tensor
         cu_seqlens=None,
         is_blackwell=layout.is_blackwell,
     )
-
-
-def _layer(layout: DecodeLayout, generator: torch.Generator) -> tuple[LayerTensors, list[Tensor]]:
-    """A layer with random contents, and the memory of its caches with all that lies between their slots."""
-    shape = layout.shape
-    conv_dtype, d_dtype, dt_bias_dtype = shape.parameter_dtypes
-
-    def random(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(size, generator=generator, dtype=torch.float32).to(dtype)
-
-    row = shape.headdim * shape.dstate
-    conv = random(_NUM_SLOTS * layout.conv_step, dtype=shape.dtype)
-    ssm = random(_NUM_SLOTS * layout.ssm_step, dtype=shape.state_dtype)
-    layer = LayerTensors(
-        random(shape.conv_dim, shape.width, dtype=conv_dtype),
-        random(shape.conv_dim, dtype=conv_dtype) if shape.has_conv_bias else None,
-        -torch.rand(shape.nheads, generator=generator, dtype=torch.float32),
-        random(shape.nheads, dtype=d_dtype),
-        random(shape.nheads, dtype=dt_bias_dtype),
-        conv.as_strided((_NUM_SLOTS, shape.conv_dim, shape.width - 1), (layout.conv_step, *shape.conv_strides)),
-        ssm.as_strided(
-            (_NUM_SLOTS, shape.nheads, shape.headdim, shape.dstate), (layout.ssm_step, row, shape.dstate, 1)
-        ),
-    )
-    return layer, [conv, ssm]
-
-
-def _copied(layer: LayerTensors, memory: list[Tensor]) -> tuple[LayerTensors, list[Tensor]]:
-    """The same with caches of its own."""
-    copies = [tensor.clone() for tensor in memory]
-    conv_state, ssm_state = (
-        copy.as_strided(cache.shape, cache.stride())
-        for copy, cache in zip(copies, (layer.conv_state, layer.ssm_state), strict=True)
-    )
-    return layer._replace(conv_state=conv_state, ssm_state=ssm_state), copies
 
 
 def _slots(ndecodes: int, stride: int, generator: torch.Generator) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from inductor_passes.vllm.made_up_layers import empty_layer
 from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
 from mamba_ops.ops.launch import Launch
 
@@ -246,25 +247,8 @@ def _strides(prefix: str, tensor: Tensor, *dims: str) -> dict[str, int]:
 
 def _without_memory(layout: DecodeLayout, ndecodes: int, slots_stride: int) -> tuple[LayerTensors, DecodeViews, Tensor]:
     shape = layout.shape
-    conv_dtype, d_dtype, dt_bias_dtype = shape.parameter_dtypes
     with torch.device("meta"):
-        layer = LayerTensors(
-            torch.empty(shape.conv_dim, shape.width, dtype=conv_dtype),
-            torch.empty(shape.conv_dim, dtype=conv_dtype) if shape.has_conv_bias else None,
-            torch.empty(shape.nheads, dtype=torch.float32),
-            torch.empty(shape.nheads, dtype=d_dtype),
-            torch.empty(shape.nheads, dtype=dt_bias_dtype),
-            torch.empty_strided(
-                (_SLOTS, shape.conv_dim, shape.width - 1),
-                (layout.conv_step, *shape.conv_strides),
-                dtype=shape.dtype,
-            ),
-            torch.empty_strided(
-                (_SLOTS, shape.nheads, shape.headdim, shape.dstate),
-                (layout.ssm_step, shape.headdim * shape.dstate, shape.dstate, 1),
-                dtype=shape.state_dtype,
-            ),
-        )
+        layer = empty_layer(shape, _SLOTS, layout.conv_step, layout.ssm_step)
         # One more token, in prefill: a step of decodes alone never comes here.
         projected = torch.empty(ndecodes + 1, shape.projected, dtype=shape.dtype)
         out = torch.empty(ndecodes + 1, shape.inner, dtype=shape.dtype)

@@ -22,8 +22,6 @@ from inductor_passes.vllm.decode_launches import (
 from inductor_passes.vllm.direct_kernel import Grid, NamedKernel
 from inductor_passes.vllm.step import StepDecodes
 
-_ALIGNMENT = 16  # bytes; what the kernels are compiled for
-
 
 class _Variant(NamedTuple):
     conv: NamedKernel
@@ -47,12 +45,7 @@ class DirectDecode:
     def __init__(self, layout: DecodeLayout, kernels: VllmKernels) -> None:
         self.layout, self._kernels = layout, kernels
         shape = layout.shape
-        itemsize = shape.dtype.itemsize
-        self._inputs_at, self._dt_at = shape.inner * itemsize, (shape.inner + shape.conv_dim) * itemsize
-        self._B_at = shape.inner * itemsize
-        self._C_at = self._B_at + shape.ngroups * shape.dstate * itemsize
-        if (self._inputs_at | self._dt_at | self._C_at) % _ALIGNMENT:
-            raise ValueError("parts of a token's row are not aligned")
+        self._inputs_at, self._dt_at, self._B_at, self._C_at = shape.aligned_parts()
         self._index = shape.device.index
         self._convs: dict[tuple[int, bool, bool], tuple[NamedKernel, int]] = {}
         self._updates: dict[tuple[int, bool, tuple[int, int]], tuple[NamedKernel, int]] = {}

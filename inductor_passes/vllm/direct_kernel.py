@@ -6,11 +6,15 @@ kernel up by the answers. Here all of that is settled once.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
 from mamba_ops.ops.launch import Launch
+
+logger = logging.getLogger("vllm.mamba_ops")
 
 Grid = tuple[int, int, int]
 
@@ -20,18 +24,19 @@ class DirectKernel:
 
     Args:
         launch: its arguments stand for all later ones: the same types, the same divisibility by 16, the same ones.
-        varying: how many of the kernel's parameters are given in each call, tensors as addresses.
+        last_varying: the kernel's parameters up to this one are given in each call, tensors as addresses.
 
     Raises:
         Exception: whatever Triton raises when it cannot compile.
     """
 
-    def __init__(self, launch: Launch, varying: int) -> None:
+    def __init__(self, launch: Launch, last_varying: str) -> None:
         names: list[str] = launch.kernel.arg_names
+        varying = names.index(last_varying) + 1
         compiled = _compiled(launch)
         self._fixed = _values(launch, names[varying:])
         self._compiled = compiled  # which unloads the kernel when it goes
-        self._launch = _in_c(compiled, (0,) * varying + self._fixed) or _in_python(compiled)
+        self._launch = _launcher(compiled, (0,) * varying + self._fixed)
 
     def __call__(self, grid: Grid, stream: int, *varying: int | None) -> None:
         """Launch it."""
@@ -60,7 +65,7 @@ class NamedKernel:
         given = [*varying, *rest]
         self._in_order = itemgetter(*(given.index(name) for name in names))
         zeros = self._in_order((0,) * len(varying) + self._fixed)
-        self._launch = _in_c(compiled, zeros) or _in_python(compiled)
+        self._launch = _launcher(compiled, zeros)
 
     def __call__(self, grid: Grid, stream: int, *varying: int | None) -> None:
         """Launch it."""
@@ -81,8 +86,13 @@ def _values(launch: Launch, names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(given.get(name) if name in constants else given[name] for name in names)
 
 
-def _in_python(compiled: Any) -> Callable[..., None]:
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+def _launcher(compiled: Any, arguments: tuple[Any, ...]) -> Callable[..., None]:
+    """Triton's launcher in C, or if it cannot be called the Python in front of it."""
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata  # the first loads the kernel
+    try:
+        return _in_c(compiled, arguments)
+    except Exception as error:
+        _say_once(f"{type(error).__name__}: {error}")
 
     def launch(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
         run(x, y, z, stream, function, metadata, None, None, None, *arguments)
@@ -90,22 +100,20 @@ def _in_python(compiled: Any) -> Callable[..., None]:
     return launch
 
 
-def _in_c(compiled: Any, arguments: tuple[Any, ...]) -> Callable[..., None] | None:
-    """The launcher behind Triton's `run`; None if this Triton has another one, or the kernel needs scratch memory."""
-    run = compiled.run  # loads the kernel
-    try:
-        if run.global_scratch_size or run.profile_scratch_size:
-            return None
-        in_c, annotations, signature = run.launch, run.arg_annotations, run.kernel_signature
-        options = (compiled.function, run.launch_cooperative_grid, run.launch_pdl, compiled.packed_metadata)
-    except AttributeError:
-        return None
+def _in_c(compiled: Any, arguments: tuple[Any, ...]) -> Callable[..., None]:
+    run = compiled.run
+    if run.global_scratch_size or run.profile_scratch_size:
+        raise RuntimeError("a kernel needs scratch memory")
+    in_c, annotations, signature = run.launch, run.arg_annotations, run.kernel_signature
+    options = (compiled.function, run.launch_cooperative_grid, run.launch_pdl, compiled.packed_metadata)
 
     def launch(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
         in_c(x, y, z, stream, *options, None, None, None, None, None, annotations, signature, arguments)
 
-    try:
-        launch(0, 0, 0, 0, arguments)  # reads all arguments and launches nothing
-    except Exception:
-        return None
+    launch(0, 0, 0, 0, arguments)  # reads all arguments and launches nothing
     return launch
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    logger.warning("mamba_ops: kernels are launched through Python code of Triton's, which takes longer: %s", reason)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region_inputs import LayerShape
+from inductor_passes.vllm.made_up_layers import empty_layer
+from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
 from mamba_ops.ops.bmm_chunk import bmm_chunk_launch
 from mamba_ops.ops.chunk_scan import chunk_scan_launch
 from mamba_ops.ops.chunk_state import chunk_state_launch
@@ -32,30 +33,27 @@ class _Tensors(NamedTuple):
 
 def conv_launch(shape: LayerShape) -> Launch:
     """The convolution and the running sums."""
-    conv_dtype, _, dt_bias_dtype = shape.parameter_dtypes
     with torch.device("meta"):
+        layer = _layer(shape)
         # Two tokens, as a view of a single one forgets the distance between tokens.
         projected = torch.empty(2, shape.projected, dtype=shape.dtype)
         _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
         steps = torch.empty(1, shape.nheads, shape.chunk_size, dtype=torch.float32)
-        conv_state = torch.empty_strided(
-            (1, shape.conv_dim, shape.width - 1), (2 * SLOT_MULTIPLE, *shape.conv_strides), dtype=shape.dtype
-        )
         integers, has = torch.empty(2, dtype=torch.int32), torch.empty(1, dtype=torch.bool)
         return conv_cumsum_launch(
             inputs,
-            torch.empty(shape.conv_dim, shape.width, dtype=conv_dtype),
-            torch.empty(shape.conv_dim, dtype=conv_dtype) if shape.has_conv_bias else None,
+            layer.conv_weight,
+            layer.conv_bias,
             integers,
-            conv_state,
+            layer.conv_state,
             integers[:1],
             has,
             integers[:1],
             integers[:1],
             torch.empty(2, shape.conv_dim, dtype=shape.dtype),
             dt,
-            torch.empty(shape.nheads, dtype=torch.float32),
-            torch.empty(shape.nheads, dtype=dt_bias_dtype),
+            layer.A,
+            layer.dt_bias,
             integers,
             steps,
             steps,
@@ -91,6 +89,7 @@ def staged_launches(shape: LayerShape) -> tuple[Launch, Launch, Launch, Launch]:
 
 
 def _tensors(shape: LayerShape) -> _Tensors:
+    layer = _layer(shape)
     groups = shape.ngroups * shape.dstate
     x, B, C = torch.empty(2, shape.conv_dim, dtype=shape.dtype).split([shape.inner, groups, groups], dim=1)
     return _Tensors(
@@ -98,13 +97,13 @@ def _tensors(shape: LayerShape) -> _Tensors:
         B.unflatten(1, (shape.ngroups, shape.dstate)),
         C.unflatten(1, (shape.ngroups, shape.dstate)),
         torch.empty(1, shape.nheads, shape.chunk_size, dtype=torch.float32),
-        torch.empty_strided(
-            (1, shape.nheads, shape.headdim, shape.dstate),
-            (2 * SLOT_MULTIPLE, shape.headdim * shape.dstate, shape.dstate, 1),
-            dtype=shape.state_dtype,
-        ),
+        layer.ssm_state,
         torch.empty(2, dtype=torch.int32),
         torch.empty(1, dtype=torch.bool),
         torch.empty(2, shape.nheads, shape.headdim, dtype=shape.dtype),
-        torch.empty(shape.nheads, dtype=shape.parameter_dtypes[1]),
+        layer.D,
     )
+
+
+def _layer(shape: LayerShape) -> LayerTensors:
+    return empty_layer(shape, 1, 2 * SLOT_MULTIPLE, 2 * SLOT_MULTIPLE)

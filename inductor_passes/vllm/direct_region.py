@@ -17,10 +17,8 @@ from inductor_passes.vllm.compiled_region import CompiledRegion
 from inductor_passes.vllm.direct_kernel import DirectKernel
 from inductor_passes.vllm.direct_launches import conv_launch, scan_launch, staged_launches
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
+from inductor_passes.vllm.region_inputs import ALIGNMENT, LayerShape, LayerTensors
 from inductor_passes.vllm.workspace import workspace
-
-_ALIGNMENT = 16  # bytes; what the kernels are compiled for
 
 Addresses = Sequence[int | None]
 
@@ -56,15 +54,11 @@ class DirectRegion:
     """
 
     def __init__(self, shape: LayerShape) -> None:
-        itemsize = shape.dtype.itemsize
-        self._x_at, self._dt_at = shape.inner * itemsize, (shape.inner + shape.conv_dim) * itemsize
-        self._B_at = shape.inner * itemsize
-        self._C_at = self._B_at + shape.ngroups * shape.dstate * itemsize
-        if (self._x_at | self._dt_at | self._C_at) % _ALIGNMENT:
-            raise ValueError("parts of a token's row are not aligned")
+        self._inputs_at, self._dt_at, self._B_at, self._C_at = shape.aligned_parts()
         launch = conv_launch(shape)
-        self._conv, self._channel_blocks = DirectKernel(launch, 21), launch.grid[1]
-        self._row_bytes, self._steps_bytes = shape.conv_dim * itemsize, shape.nheads * shape.chunk_size * 4
+        self._conv, self._channel_blocks = DirectKernel(launch, "stride_has"), launch.grid[1]
+        self._row_bytes = shape.conv_dim * shape.dtype.itemsize
+        self._steps_bytes = shape.nheads * shape.chunk_size * 4
         self._device, self._index = shape.device, shape.device.index
         self._chunk_bytes = 2 * self._steps_bytes
 
@@ -84,7 +78,7 @@ class DirectRegion:
         num_slots, conv_step, _ = layer_sizes
         weight, bias, A, _, dt_bias, conv_state, _ = layer
         cu_seqlens, cu_chunk_seqlens, _, _, slots, has, sequence, offset = step
-        dt_from = -(-ntokens * self._row_bytes // _ALIGNMENT) * _ALIGNMENT
+        dt_from = -(-ntokens * self._row_bytes // ALIGNMENT) * ALIGNMENT
         buffer = workspace(self._device, stream, dt_from + nchunks * self._chunk_bytes)
         convolved = buffer.data_ptr()
         dt_out = convolved + dt_from
@@ -92,7 +86,7 @@ class DirectRegion:
         self._conv(
             (ntiles + nchunks, self._channel_blocks, 1),
             stream,
-            projected + self._x_at,
+            projected + self._inputs_at,
             weight,
             bias,
             cu_seqlens,
@@ -127,7 +121,7 @@ class InOnePass(DirectRegion):
     def __init__(self, shape: LayerShape, max_tokens: int, one_chunk: bool) -> None:
         super().__init__(shape)
         launch = scan_launch(shape, max_tokens, one_chunk)
-        self._kernel, (self._headdim_blocks, self._nheads, _) = DirectKernel(launch, 16), launch.grid
+        self._kernel, (self._headdim_blocks, self._nheads, _) = DirectKernel(launch, "stride_has_initial"), launch.grid
         self._one_chunk = one_chunk
 
     def _scan(self, stream: int, call: DirectCall, convolved: int, dt_out: int, dA_cumsum: int) -> None:
@@ -163,14 +157,14 @@ class InStages(DirectRegion):
     def __init__(self, shape: LayerShape) -> None:
         super().__init__(shape)
         state, passing, bmm, scan = staged_launches(shape)
-        self._state, self._state_grid = DirectKernel(state, 6), state.grid
-        self._passing, self._passing_grid = DirectKernel(passing, 15), passing.grid
-        self._bmm, self._bmm_grid = DirectKernel(bmm, 4), bmm.grid
-        self._outputs, self._outputs_grid = DirectKernel(scan, 10), scan.grid
+        self._state, self._state_grid = DirectKernel(state, "states_ptr"), state.grid
+        self._passing, self._passing_grid = DirectKernel(passing, "stride_write_slots"), passing.grid
+        self._bmm, self._bmm_grid = DirectKernel(bmm, "cb_ptr"), bmm.grid
+        self._outputs, self._outputs_grid = DirectKernel(scan, "out_ptr"), scan.grid
         elements = shape.nheads * shape.headdim * shape.dstate
         self._states_bytes = elements * 4
         self._entering_bytes = elements * shape.state_dtype.itemsize
-        if self._entering_bytes % _ALIGNMENT:
+        if self._entering_bytes % ALIGNMENT:
             raise ValueError("a state is too small")
         self._chunk_bytes += self._states_bytes + self._entering_bytes + shape.ngroups * shape.chunk_size**2 * 4
 

@@ -13,6 +13,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from inductor_passes.vllm.made_up_layers import empty_layer
 from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 
 # Elements; see `LayerShape` for the tensors. Allocators hand out more than this, so a cache that has less is unusual.
@@ -63,24 +64,8 @@ def example_inputs(shape: LayerShape) -> Example:
     mode = FakeTensorMode(shape_env=env)
     with mode, torch.device(shape.device):
         int32 = torch.int32
-        conv_dtype, d_dtype, dt_bias_dtype = shape.parameter_dtypes
-        layer = LayerTensors(
-            conv_weight=torch.empty(shape.conv_dim, shape.width, dtype=conv_dtype),
-            conv_bias=torch.empty(shape.conv_dim, dtype=conv_dtype) if shape.has_conv_bias else None,
-            A=torch.empty(shape.nheads, dtype=torch.float32),
-            D=torch.empty(shape.nheads, dtype=d_dtype),
-            dt_bias=torch.empty(shape.nheads, dtype=dt_bias_dtype),
-            conv_state=torch.empty_strided(
-                (sizes.num_slots, shape.conv_dim, shape.width - 1),
-                (sizes.conv_step * SLOT_MULTIPLE, *shape.conv_strides),
-                dtype=shape.dtype,
-            ),
-            ssm_state=torch.empty_strided(
-                (sizes.num_slots, shape.nheads, shape.headdim, shape.dstate),
-                (sizes.ssm_step * SLOT_MULTIPLE, shape.headdim * shape.dstate, shape.dstate, 1),
-                dtype=shape.state_dtype,
-            ),
-        )
+        steps = (sizes.conv_step * SLOT_MULTIPLE, sizes.ssm_step * SLOT_MULTIPLE)
+        layer = empty_layer(shape, sizes.num_slots, *steps)
         step = StepTensors(
             cu_seqlens=_unaligned(sizes.nseqs + 1, 1, int32),
             cu_chunk_seqlens=_unaligned(sizes.nchunks + 1, 1, int32),

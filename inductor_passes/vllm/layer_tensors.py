@@ -9,9 +9,7 @@ from torch import Tensor
 
 from inductor_passes.vllm.compiled_region import present
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
-
-_ALIGNMENT = 16  # bytes
+from inductor_passes.vllm.region_inputs import ALIGNMENT, LayerShape, LayerTensors
 
 
 def layer_shape(layer: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> LayerShape:
@@ -35,7 +33,7 @@ def layer_shape(layer: Any, dtype: torch.dtype, device: torch.device, channels_l
     length = stored[0] if channels_last else stored[1]
     if sorted(stored) != sorted((length, conv_dim)) or length < history:
         raise ValueError(f"a slot of the convolution's cache is {tuple(stored)}")
-    if device.type != "cpu" and stored[0] * stored[1] * conv_dtype.itemsize % _ALIGNMENT:
+    if device.type != "cpu" and stored[0] * stored[1] * conv_dtype.itemsize % ALIGNMENT:
         raise ValueError(f"the states behind a convolution's slot of {tuple(stored)} are not aligned")
     shape = LayerShape(
         nheads=layer.num_heads // layer.tp_size,
@@ -108,7 +106,7 @@ def _fits(tensors: LayerTensors, shape: LayerShape) -> bool:
     for tensor, dtype, size, inner_strides in expected:
         if tensor.dtype != dtype or tensor.device != shape.device or tensor.shape != size:
             return False
-        if tensor.data_ptr() % _ALIGNMENT:
+        if tensor.data_ptr() % ALIGNMENT:
             return False
         if inner_strides is None:
             if not tensor.is_contiguous():

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ALIGNMENT = 16  # bytes; of all addresses for which kernels are compiled, but for those of metadata
+
 
 class LayerShape(NamedTuple):
     """What is constant in the compiled region; layers that agree share one.
@@ -47,6 +49,20 @@ class LayerShape(NamedTuple):
     def projected(self) -> int:
         """Width of gate, x, B, C and dt together."""
         return self.inner + self.conv_dim + self.nheads
+
+    def aligned_parts(self) -> tuple[int, int, int, int]:
+        """Bytes in front of parts of a token's row: of x, B and C together; of dt; of B and of C from x on.
+
+        Raises:
+            ValueError: a part is not aligned.
+        """
+        itemsize = self.dtype.itemsize
+        inputs_at = B_at = self.inner * itemsize  # the gate is as wide as x
+        dt_at = inputs_at + self.conv_dim * itemsize
+        C_at = B_at + self.ngroups * self.dstate * itemsize
+        if (inputs_at | dt_at | C_at) % ALIGNMENT:
+            raise ValueError("parts of a token's row are not aligned")
+        return inputs_at, dt_at, B_at, C_at
 
 
 class LayerTensors(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inductor_passes.vllm.compiled_region import CompiledRegion, present
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
+from inductor_passes.vllm.made_up_layers import random, random_layer, with_own_caches
 from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from mamba_ops import build_chunk_metadata
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
@@ -37,9 +38,9 @@ def self_check(region: CompiledRegion) -> None:
     """Raise RuntimeError if the region depends on what else is in a batch, or touches a slot that it does not own."""
     with torch.inference_mode(False), torch.no_grad(), torch.device(region.shape.device):
         generator = torch.Generator(region.shape.device).manual_seed(0)
-        projected = _random((sum(_BATCH.lengths), region.shape.projected), region.shape.dtype, generator)
+        projected = random((sum(_BATCH.lengths), region.shape.projected), region.shape.dtype, generator)
         together = _layer(region.shape, generator)
-        alone = together._replace(conv_state=_copy(together.conv_state), ssm_state=_copy(together.ssm_state))
+        alone = with_own_caches(together)
         out = _run(region, _BATCH, projected, together, range(len(_SLOTS)))
         starts = torch.tensor((0, *_BATCH.lengths)).cumsum(0).tolist()
         for sequence, (start, length) in enumerate(zip(starts, _BATCH.lengths, strict=False)):
@@ -62,9 +63,9 @@ def check_against(region: CompiledRegion, general: CompiledRegion) -> None:
     batch = _Batch((1, most, most // 2, 3, most - 1), contexts, (0,) * 5)
     with torch.inference_mode(False), torch.no_grad(), torch.device(region.shape.device):
         generator = torch.Generator(region.shape.device).manual_seed(1)
-        projected = _random((sum(batch.lengths), region.shape.projected), region.shape.dtype, generator)
+        projected = random((sum(batch.lengths), region.shape.projected), region.shape.dtype, generator)
         ours = _layer(region.shape, generator)
-        theirs = ours._replace(conv_state=_copy(ours.conv_state), ssm_state=_copy(ours.ssm_state))
+        theirs = with_own_caches(ours)
         for sequences in (range(5), range(1, 2)):
             start = 0 if len(sequences) > 1 else 1
             rows = projected[start : start + sum(batch.lengths[sequence] for sequence in sequences)].clone()
@@ -126,21 +127,10 @@ def _checkpoints(
 
 
 def _layer(shape: LayerShape, generator: torch.Generator) -> LayerTensors:
-    conv_dtype, d_dtype, dt_bias_dtype = shape.parameter_dtypes
     channel, token = shape.conv_strides
     length = shape.conv_dim * channel if token == 1 else shape.conv_dim * (shape.width - 1)
-    row = (shape.nheads, shape.headdim, shape.dstate)
-    layer = LayerTensors(
-        _random((shape.conv_dim, shape.width), conv_dtype, generator),
-        _random((shape.conv_dim,), conv_dtype, generator) if shape.has_conv_bias else None,
-        -torch.rand(shape.nheads, generator=generator, dtype=torch.float32),
-        _random((shape.nheads,), d_dtype, generator),
-        _random((shape.nheads,), dt_bias_dtype, generator),
-        _slots(length, shape.dtype, generator).as_strided(
-            (_NUM_SLOTS, shape.conv_dim, shape.width - 1), (_padded(length), channel, token)
-        ),
-        _slots(row[0] * row[1] * row[2], shape.state_dtype, generator).unflatten(1, row),
-    )
+    steps = (_padded(length), _padded(shape.inner * shape.dstate))
+    layer = random_layer(shape, _NUM_SLOTS, *steps, generator)
     for cache in (layer.conv_state, layer.ssm_state):
         cache[[slot for slot in range(_NUM_SLOTS) if slot not in _SLOTS]] = torch.nan
     return layer
@@ -148,19 +138,6 @@ def _layer(shape: LayerShape, generator: torch.Generator) -> LayerTensors:
 
 def _padded(size: int) -> int:
     return -(-size // SLOT_MULTIPLE) * SLOT_MULTIPLE + SLOT_MULTIPLE
-
-
-def _slots(size: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return _random((_NUM_SLOTS, _padded(size)), dtype, generator)[:, :size]
-
-
-def _random(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return torch.randn(size, generator=generator, dtype=torch.float32).to(dtype)
-
-
-def _copy(cache: Tensor) -> Tensor:
-    copy = torch.empty_strided(cache.shape, cache.stride(), dtype=cache.dtype)
-    return copy.copy_(cache)
 
 
 def _odd(tensor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ MAX_TOKENS = 64  # of a chunk; all of them are held at once
 BLOCK_HEADDIM = 64
 NUM_WARPS = 4
 WIDE = 512  # bytes of a token's row of B
+MAX_REGISTERS = 168  # of a thread, where the compiler is told: three programs are then on a multiprocessor at once
 
 
 def most_tokens(row_bytes: int, one_chunk: bool) -> int:

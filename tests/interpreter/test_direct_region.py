@@ -23,9 +23,9 @@ from tests.vllm.test_region import assert_equals_uncompiled, shape_on
 class InterpretedKernel:
     """Takes what a `DirectKernel` takes, and gives the interpreter tensors over those addresses."""
 
-    def __init__(self, launch: Launch, varying: int) -> None:
-        self._launch, self._varying = launch, varying
-        assert not any(isinstance(argument, Tensor) for argument in launch.arguments[varying:])
+    def __init__(self, launch: Launch, last_varying: str) -> None:
+        self._launch, self._varying = launch, launch.kernel.arg_names.index(last_varying) + 1
+        assert not any(isinstance(argument, Tensor) for argument in launch.arguments[self._varying :])
 
     def __call__(self, grid: tuple[int, int, int], stream: int, *varying: int | None) -> None:
         assert len(varying) == self._varying

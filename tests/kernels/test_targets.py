@@ -17,7 +17,7 @@ from mamba_ops import ops
 from mamba_ops.kernels.one_pass import most_tokens
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.conv_cumsum import conv_cumsum
-from tests.compile_only_driver import compile_only
+from tests.compile_only_driver import SM90, compile_only
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -54,8 +54,10 @@ class _CapturedError(Exception):
     """Raised in place of running the graph, which nothing here could."""
 
 
-def _launch_nodes(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype) -> list[torch.fx.Node]:
-    """The launches of all ops in the graph that torch.compile makes of them."""
+def _launch_nodes(
+    shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch.dtype, target: GPUTarget = SM90
+) -> list[torch.fx.Node]:
+    """The launches of all ops in the graph that torch.compile makes of them for a target."""
     nheads, headdim, dstate, ngroups, chunk_size = shape
     conv_dim = nheads * headdim + 2 * ngroups * dstate
 
@@ -101,7 +103,7 @@ def _launch_nodes(shape: tuple[int, ...], dtype: torch.dtype, state_dtype: torch
         raise _CapturedError
 
     torch._dynamo.reset()
-    with compile_only(), torch.no_grad(), pytest.raises(Exception, match="_CapturedError"):
+    with compile_only(target), torch.no_grad(), pytest.raises(Exception, match="_CapturedError"):
         torch.compile(all_ops, backend=aot_autograd(fw_compiler=capture, inference_compiler=capture), fullgraph=True)(
             tensor(512, nheads, headdim),
             tensor(512, nheads),
@@ -153,9 +155,9 @@ CASES += [(name, BF16, FP32) for name in SHAPES if name != "granite"] + [("falco
 @pytest.mark.fault(21)
 @pytest.mark.parametrize(("name", "dtype", "state_dtype"), CASES, ids=str)
 def test_compiles_for_every_target(name: str, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-    launches = _launch_nodes(SHAPES[name], dtype, state_dtype)
-    assert {_name(node) for node in launches} == set(KERNELS)
     for target_name, target in TARGETS.items():
+        launches = _launch_nodes(SHAPES[name], dtype, state_dtype, target)
+        assert {_name(node) for node in launches} == set(KERNELS)
         with compile_only(target):
             for node in launches:
                 compiled = _compiled(node)
@@ -170,6 +172,20 @@ def test_no_kernel_is_autotuned() -> None:
     """Fault rows 1 and 12: a kernel with several configurations would run trials, and those would advance the cache."""
     for node in _launch_nodes(SHAPES["granite"], BF16, BF16):
         assert len(getattr(_kernel(node), "configs", [None])) == 1
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize(("name", "dtype"), [("granite", BF16), ("granite", FP32), ("falcon-h1", BF16)], ids=str)
+def test_registers_are_limited_where_few_are_missing(name: str, dtype: torch.dtype, target: str) -> None:
+    """Only for an NVIDIA GPU, only up to 32 tokens of one chunk, and only for the tile for which it was measured."""
+    limited = set()
+    for node in _launch_nodes(SHAPES[name], dtype, dtype, TARGETS[target]):
+        if _name(node) == "one_pass_kernel":
+            with compile_only(TARGETS[target]):
+                compiled = _compiled(node)
+            if ".maxnreg 168" in compiled.asm.get("ptx", ""):
+                limited.add((_arguments(node)["BLOCK_TOKENS"], _arguments(node)["ONE_CHUNK"]))
+    assert limited == ({(32, True)} if (name, dtype, target) == ("granite", BF16, "sm_90") else set())
 
 
 @pytest.mark.fault(17)
