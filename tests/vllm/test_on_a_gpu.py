@@ -65,7 +65,7 @@ def test_nothing_is_compiled_or_tuned_while_serving(run: Run) -> None:
     """The first prefix hit, other lengths and numbers of sequences, and so other alignments, right after the start."""
     caching = {"enable_prefix_caching": True, "max_num_batched_tokens": 512, "reset": False}
     ours = run(
-        FAMILY,
+        "granite",
         [shared_prefixes(), *SCHEDULES],
         plugin=True,
         own_process="cold",
