@@ -39,8 +39,9 @@ class FullSteps:
         failure: why the graphs must not be used, found out while they were captured; or None.
     """
 
-    def __init__(self, tables: FullTables, captured: list[int], most_decodes: int) -> None:
+    def __init__(self, tables: FullTables, captured: list[int], most_decodes: int, layers: Any = None) -> None:
         self.tables, self.captured, self.most_decodes = tables, captured, most_decodes
+        self._layers = layers  # kept, so that no other engine's have their id
         self.failure: str | None = None
 
     def may_run(self, ntokens: int, ndecodes: int, nprefills: int) -> bool:
@@ -123,7 +124,7 @@ def full_steps_for(config: Any, block_size: int, device: torch.device, pinned: b
         max_reqs, chunk_size = config.scheduler_config.max_num_seqs, config.model_config.get_mamba_chunk_size()
         with torch.inference_mode(False):
             tables = FullTables(captured[-1], max_reqs, chunk_size, device, pinned)
-        steps = _known[id(layers)] = FullSteps(tables, captured, _most_decodes(config, max_reqs))
+        steps = _known[id(layers)] = FullSteps(tables, captured, _most_decodes(config, max_reqs), layers)
         _offer_graphs()
     return steps
 
