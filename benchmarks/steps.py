@@ -6,7 +6,7 @@ The same engine runs both, layer by layer the same weights and caches, so that w
 go stock, plugin, plugin, stock. Writes results/steps.json: `step/<n>x<new>` the wall time of the step, `gpu/<n>x<new>`
 the sum of its GPU kernels, `layer/<n>x<new>` the kernels of one Mamba2 layer without its projections, the last two from
 PyTorch's profiler. `whole/<n>x<new>` and `whole_gpu/<n>x<new>` are `step` and `gpu` where the plugin replays the whole
-step as one graph, option `full_steps`. Needs a GPU. Option `metadata` is on, for all alike.
+step as one graph, option `full_steps`. The plugin builds the metadata for all alike. Needs a GPU.
 
 `--host FILE` writes where Python spends its time in steps that continue one sequence (cProfile, the plugin's layers).
 """
@@ -21,7 +21,7 @@ import random
 import time
 from pathlib import Path
 
-os.environ["MAMBA_OPS_VLLM"] = os.environ["MAMBA_OPS_VLLM_METADATA"] = os.environ["MAMBA_OPS_VLLM_FULL_STEPS"] = "1"
+os.environ["MAMBA_OPS_VLLM"] = os.environ["MAMBA_OPS_VLLM_FULL_STEPS"] = "1"
 
 import torch
 from torch.profiler import ProfilerActivity, profile

@@ -42,7 +42,7 @@ class Options:
     one_pass: bool = True
     direct: bool = True
     decode: bool = True
-    metadata: bool = False
+    metadata: bool = True
     full_steps: bool = False
     self_check: bool = True
     dump: str = ""

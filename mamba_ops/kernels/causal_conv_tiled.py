@@ -73,7 +73,13 @@ def convolve_tile(
         cached_ptrs = state_ptrs[None, :] + (source[:, None] + (WIDTH - 1)) * stride_state_token
         cached = tl.load(cached_ptrs, mask=is_cached, other=0.0)
         weight = tl.load(weight_ptr + channel * WIDTH + tap, mask=is_channel, other=0.0)
-        acc += tl.where(is_new, new, cached.to(new.dtype)) * weight[None, :]
+        value = tl.where(is_new, new, cached.to(new.dtype))
+        if x_ptr.dtype.element_ty == tl.float32 or weight_ptr.dtype.element_ty == tl.float32:
+            # Spelled as one rounding: left to itself the compiler fuses some of these, and others in another kernel.
+            taps = tl.zeros((BLOCK_TOKENS, BLOCK_CHANNELS), dtype=tl.float32) + weight.to(tl.float32)[None, :]
+            acc = tl.fma(value.to(tl.float32), taps, acc)
+        else:
+            acc += value * weight[None, :]
     acc = acc / (1 + tl.exp(-acc))
     out_ptrs = out_ptr + (start + position)[:, None] * conv_dim + channel[None, :]
     tl.store(out_ptrs, acc, mask=is_token[:, None] & is_channel[None, :])
