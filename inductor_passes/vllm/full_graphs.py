@@ -13,6 +13,9 @@ from inductor_passes.vllm.full_steps import FullSteps, known_steps
 
 logger = logging.getLogger("vllm.mamba_ops")
 
+# A graph runs the programs of as many decodes and sequences as it is captured for, whether they are there or not.
+FEW_REQUESTS = (1, 4)
+
 
 class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
     """Chooses a graph of decodes first, then a whole step, then vLLM's graphs between the layers."""
@@ -63,17 +66,20 @@ class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
         for loras in self.lora_capture_cases:
             first = 1
             for ntokens in captured:
-                graph = BatchExecutionDescriptor(
-                    cg_mode=CUDAGraphMode.FULL,
-                    num_tokens=ntokens,
-                    num_reqs=min(ntokens, self.max_num_reqs),
-                    num_active_loras=loras,
-                )
-                self._ours.add(graph)
+                most = min(ntokens, self.max_num_reqs)
+                graphs = [
+                    BatchExecutionDescriptor(
+                        cg_mode=CUDAGraphMode.FULL, num_tokens=ntokens, num_reqs=num_reqs, num_active_loras=loras
+                    )
+                    for num_reqs in sorted({*(few for few in FEW_REQUESTS if few < most), most})
+                ]
+                self._ours.update(graphs)
                 for count in range(first, ntokens + 1):
                     candidates = self._candidates.setdefault((count, loras), [])
                     decodes = sum(each.cg_mode == CUDAGraphMode.FULL for each in candidates)
-                    candidates.insert(decodes, graph)
+                    candidates[decodes:decodes] = graphs
                 first = ntokens + 1
         full = [*self._capture_descs.get(CUDAGraphMode.FULL, []), *self._ours]
-        self._capture_descs[CUDAGraphMode.FULL] = sorted(full, key=lambda graph: graph.num_tokens, reverse=True)
+        self._capture_descs[CUDAGraphMode.FULL] = sorted(
+            full, key=lambda graph: (graph.num_tokens, graph.num_reqs), reverse=True
+        )

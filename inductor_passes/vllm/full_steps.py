@@ -62,8 +62,9 @@ class GroupSlots:
 
     def __init__(self, steps: FullSteps, device: torch.device) -> None:
         self._steps = steps
-        nseqs = steps.tables.sizes(steps.captured[-1]).nseqs
-        self.of_requests, self.of_decodes = (torch.zeros(nseqs, dtype=torch.int32, device=device) for _ in range(2))
+        self.of_requests, self.of_decodes = (
+            torch.zeros(steps.tables.most_reqs, dtype=torch.int32, device=device) for _ in range(2)
+        )
         self._is_decode = steps.tables.is_decode(self.of_decodes.shape[0])
 
     def fill(self, of_decodes: Tensor, of_prefills: Tensor | None) -> None:

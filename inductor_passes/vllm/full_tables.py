@@ -24,10 +24,10 @@ _CHUNKS_OF_A_SEQUENCE = 2  # that is no longer than a chunk: it may begin in one
 
 
 class PaddedSizes(NamedTuple):
-    """Of a graph for so many tokens.
+    """Of a graph for so many tokens and requests.
 
     Attributes:
-        ntokens: padded. nseqs, nchunks, ntiles: likewise, enough for any step of that many tokens.
+        ntokens: padded. nseqs, nchunks, ntiles: likewise, enough for any step of that many tokens and requests.
     """
 
     ntokens: int
@@ -45,11 +45,15 @@ class FullTables:
         chunk_size: tokens.
         device: of the tables.
         pinned: whether the host's memory can be pinned, so that nobody waits for the copy.
+
+    Attributes:
+        most_reqs: requests of the largest step.
     """
 
     def __init__(self, max_tokens: int, max_reqs: int, chunk_size: int, device: torch.device, pinned: bool) -> None:
-        self.max_tokens, self._max_reqs, self._chunk_size, self._pinned = max_tokens, max_reqs, chunk_size, pinned
-        most = self.sizes(max_tokens)
+        self._chunk_size, self._pinned = chunk_size, pinned
+        self.most_reqs = min(max_tokens, max_reqs)
+        most = self.sizes(max_tokens, max_reqs)
         counts = {
             "cu_seqlens": most.nseqs + 1,
             "last_chunk_indices": most.nseqs,
@@ -65,9 +69,9 @@ class FullTables:
         self._buffer = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         self.fill([], [], 0)
 
-    def sizes(self, ntokens: int) -> PaddedSizes:
-        """Enough for any step of so many tokens."""
-        nseqs = min(ntokens, self._max_reqs)
+    def sizes(self, ntokens: int, num_reqs: int) -> PaddedSizes:
+        """Enough for any step of so many tokens and requests."""
+        nseqs = min(ntokens, num_reqs)
         nchunks = min(ntokens, _CHUNKS_OF_A_SEQUENCE * nseqs)
         return PaddedSizes(ntokens, nseqs, nchunks, min(ntokens, nseqs + ntokens // BLOCK_TOKENS))
 

@@ -91,7 +91,7 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             seq_lens=common_attn_metadata.seq_lens,
             chunk_size=self.chunk_size,
         )
-        return self._captured(metadata, self._full.tables.sizes(common_attn_metadata.num_actual_tokens))
+        return self._captured(metadata, self._full.tables.sizes(common_attn_metadata.num_actual_tokens, num_reqs))
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **kwargs: Any) -> Any:
         """Metadata of a step for the first group of layers."""

@@ -76,7 +76,7 @@ def test_a_step_that_is_one_graph(shape: LayerShape) -> None:
     """The same call for steps of other lengths, slots and mixes: for what is padding nothing is read or written."""
     region = region_of(InOnePass(shape, 16, one_chunk=False), shape, 16, one_chunk=False)
     tables = FullTables(16, 5, shape.chunk_size, shape.device, pinned=False)
-    captured = Captured(region, tables, 16, lambda run: run)
+    captured = Captured(region, tables, 16, 5, lambda run: run)
     rng = random.Random()
     for _ in range(8):
         step = random_step(rng, 16, shape.chunk_size)

@@ -1,6 +1,7 @@
 """Which graph vLLM's manager chooses for a step once it has ours. Not a test: `test_full_steps` runs it where vLLM is.
 
-python choose_graphs.py MODEL prints, as JSON, for each step the kind of graph, its tokens, and whether it is ours.
+python choose_graphs.py MODEL prints, as JSON, for each step the kind of graph, its tokens, its requests, and
+whether it is ours.
 """
 
 import json
@@ -26,6 +27,7 @@ STEPS = {
     "decodes": (3, 3, 1),
     "as many decodes as may be": (32, 32, 1),
     "a short prefill": (1, 32, None),
+    "a few of both": (3, 20, None),
     "prefills beside decodes": (5, 40, None),
     "too long": (1, 65, None),
     "longer than any graph": (1, 200, None),
@@ -58,9 +60,11 @@ def main() -> None:
             found[f"{name}{'' if offered else ', not offered'}"] = (
                 graph.cg_mode.name,
                 graph.num_tokens,
+                graph.num_reqs,
                 graph in manager._ours,
             )
-    captured = [graph.num_tokens for graph in manager._capture_descs[CUDAGraphMode.FULL] if graph in manager._ours]
+    full = manager._capture_descs[CUDAGraphMode.FULL]
+    captured = [(graph.num_tokens, graph.num_reqs) for graph in full if graph in manager._ours]
     print("RESULT", json.dumps({"missing": missing_from_graphs(), "chosen": found, "captured": captured}))
 
 

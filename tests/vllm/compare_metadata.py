@@ -174,7 +174,7 @@ def check_whole_step(builders: list[Any], groups: list[Any], ntokens: int, paddi
         assert torch.equal(slots.of_requests[: requests.shape[0]], requests)
         assert torch.equal(slots.of_decodes[:ndecodes], requests[:ndecodes])
         assert not slots.of_decodes[ndecodes:].any()
-        sizes = builder._full.tables.sizes(ntokens + padding)
+        sizes = builder._full.tables.sizes(ntokens + padding, 16)
         starts = builder._full.tables.step(sizes, slots.of_requests).cu_seqlens[ndecodes : requests.shape[0] + 1]
         assert torch.equal(starts - ndecodes, metadata.query_start_loc_p)
 

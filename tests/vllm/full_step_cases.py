@@ -40,7 +40,7 @@ class Captured:
     """One layer of a step of padded size, as a graph holds it: everything at its address, whatever comes.
 
     Args:
-        region: launched by address. tables: of the steps. ntokens: padded.
+        region: launched by address. tables: of the steps. ntokens, num_reqs: padded.
         capture: makes of a function one that may be called again and again.
     """
 
@@ -49,10 +49,11 @@ class Captured:
         region: CompiledRegion,
         tables: FullTables,
         ntokens: int,
+        num_reqs: int,
         capture: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None:
         self._shape: LayerShape = region.shape
-        self._tables, self._sizes = tables, tables.sizes(ntokens)
+        self._tables, self._sizes = tables, tables.sizes(ntokens, num_reqs)
         self._layer, self._other = make_layer(self._shape), make_layer(self._shape)
         make = {"dtype": self._shape.dtype, "device": self._shape.device}
         self._projected = torch.zeros(ntokens, self._shape.projected, **make)

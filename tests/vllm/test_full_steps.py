@@ -34,7 +34,7 @@ def test_tables_are_those_of_the_ops_and_the_rest_is_empty(rng: random.Random, n
         if len(lengths) > max_reqs:
             continue
         tables.fill(lengths, contexts, num_decodes)
-        sizes = tables.sizes(ntokens)
+        sizes = tables.sizes(ntokens, max_reqs)
         step = tables.step(sizes, torch.zeros(sizes.nseqs, dtype=torch.int32))
         prefills = lengths[num_decodes:]
         offsets = [sum(prefills[:i]) for i in range(len(prefills) + 1)]
@@ -64,7 +64,7 @@ def test_addresses_stay() -> None:
     slots = torch.zeros(8, dtype=torch.int32)
 
     def addresses() -> list[int]:
-        sizes = tables.sizes(16)
+        sizes = tables.sizes(16, 8)
         return [t.data_ptr() for t in tables.step(sizes, slots)]
 
     before = addresses()
@@ -77,16 +77,23 @@ def test_decodes_and_longer_steps_keep_their_graphs(call: Call, model: Callable[
     (line,) = (line for line in output.splitlines() if line.startswith("RESULT "))
     found = json.loads(line.removeprefix("RESULT "))
     assert found["missing"] == []
-    assert found["captured"] == [64, 32, 16, 8, 4, 2]
+    assert found["captured"] == [
+        [t, r] for t in (64, 32, 16, 8, 4, 2) for r in sorted({1, min(4, t), min(32, t)})[::-1]
+    ]
     vllms = {
-        "decodes": ["FULL", 4, False],
-        "as many decodes as may be": ["FULL", 32, False],
-        "a short prefill": ["PIECEWISE", 32, False],
-        "prefills beside decodes": ["PIECEWISE", 64, False],
-        "too long": ["PIECEWISE", 128, False],
-        "longer than any graph": ["NONE", 200, False],
+        "decodes": ["FULL", 4, 4, False],
+        "as many decodes as may be": ["FULL", 32, 32, False],
+        "a short prefill": ["PIECEWISE", 32, None, False],
+        "a few of both": ["PIECEWISE", 32, None, False],
+        "prefills beside decodes": ["PIECEWISE", 64, None, False],
+        "too long": ["PIECEWISE", 128, None, False],
+        "longer than any graph": ["NONE", 200, 1, False],
     }
-    ours = {"a short prefill": ["FULL", 32, True], "prefills beside decodes": ["FULL", 64, True]}
+    ours = {
+        "a short prefill": ["FULL", 32, 1, True],
+        "prefills beside decodes": ["FULL", 64, 32, True],
+        "a few of both": ["FULL", 32, 4, True],
+    }
     assert found["chosen"] == vllms | ours | {f"{name}, not offered": graph for name, graph in vllms.items()}
 
 
@@ -118,12 +125,12 @@ def test_one_graph_replayed_for_any_step(dtype: torch.dtype) -> None:
     region: CompiledRegion = direct_region_in_one_pass(shape_on("cuda:0", dtype), 64, one_chunk=False)
     tables = FullTables(64, 16, CHUNK, torch.device("cuda:0"), pinned=True)
     rng = random.Random()
-    for ntokens in (2, 16, 64):
-        captured = Captured(region, tables, ntokens, capture)
+    for ntokens, num_reqs in ((2, 2), (16, 4), (64, 1), (64, 16)):
+        captured = Captured(region, tables, ntokens, num_reqs, capture)
         for _ in range(40):
             step = random_step(rng, ntokens, CHUNK)
             if len(step.lengths) <= captured.sizes.nseqs:
                 captured.assert_equals_uncompiled(step)
         captured.assert_equals_uncompiled(Step([1] * captured.sizes.nseqs, [5] * captured.sizes.nseqs, 0))
         captured.assert_equals_uncompiled(Step([ntokens], [CHUNK - 1], 0))
-        captured.assert_equals_uncompiled(Step([1, 1], [9, 2], 2))
+        captured.assert_equals_uncompiled(Step([1] * min(2, num_reqs), [9] * min(2, num_reqs), min(2, num_reqs)))
