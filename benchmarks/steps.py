@@ -59,11 +59,15 @@ class Steps:
         self._vocabulary = self._engine.llm_engine.vllm_config.model_config.get_vocab_size()
         self._prefix = self._tokens(cached)
 
-    def use(self, way: int) -> None:
-        """Have the layers run the plugin's region, or vLLM's own code; or replay whole steps if they are short."""
+    def use(self, way: int) -> bool:
+        """Have the layers run the plugin's region, or vLLM's own code; or replay whole steps if they are short.
+
+        Whether steps may now run that way: whole ones can be captured with some backends of attention only.
+        """
         for layer, region in zip(self._layers, self._regions, strict=True):
             layer._region = None if way == STOCK else region
-        self._engine.collective_rpc(in_worker.offer_whole_steps, args=(way == WHOLE,))
+        captured = self._engine.collective_rpc(in_worker.offer_whole_steps, args=(way == WHOLE,))
+        return way != WHOLE or all(captured)
 
     def run(self, count: int) -> float:
         """Milliseconds of a step that continues the prefix `count` times."""
@@ -103,25 +107,27 @@ def main() -> None:
     options = parse()
     register()  # also where the package is not installed
     steps = Steps(options.model, options.cached, options.new)
-    for way in (WHOLE, PLUGIN, STOCK):
+    ways = [way for way in (STOCK, PLUGIN, WHOLE) if steps.use(way)]
+    for way in reversed(ways):
         steps.use(way)
         for count in counts(way, options.new):
             steps.run(count), steps.run(count)
     walls: dict[tuple[int, int], list[Block]] = {}
     for _ in tqdm(range(options.rounds), desc="rounds"):
-        for way in (STOCK, PLUGIN, WHOLE, WHOLE, PLUGIN, STOCK):
+        for way in (*ways, *reversed(ways)):
             steps.use(way)
             for count in counts(way, options.new):
                 block = [[steps.run(count)] for _ in range(options.repeats)]
                 walls.setdefault((way, count), []).append(block)
     kernels: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for way in (STOCK, PLUGIN, WHOLE):
+    for way in ways:
         steps.use(way)
         for count in tqdm(counts(way, options.new), desc="profiles"):
             steps.run(count)
             kernels[way, count] = [steps.kernels(count) for _ in range(options.profiles)]
     results = Results("steps")
-    for way, cases in ((PLUGIN, ("step", "gpu", "layer")), (WHOLE, ("whole", "whole_gpu"))):
+    for way in ways[1:]:
+        cases = ("whole", "whole_gpu") if way == WHOLE else ("step", "gpu", "layer")
         for count in counts(way, options.new):
             name = f"{count}x{options.new}"
             results.rows.append(paired_row(f"{cases[0]}/{name}", "wall", "ms", walls[STOCK, count], walls[way, count]))

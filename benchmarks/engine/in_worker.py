@@ -32,11 +32,8 @@ def graph_figures(_: Any) -> dict[str, Any]:
 
 def offer_whole_steps(worker: Any, offered: bool) -> bool:
     """Let the worker replay whole steps with a prefill, or not; whether it has captured any."""
-    manager = worker.model_runner.cudagraph_manager
-    offer = getattr(manager, "offer", None)
-    if offer is not None:
-        offer(offered)
-    return offer is not None
+    offer = getattr(worker.model_runner.cudagraph_manager, "offer", None)
+    return offer is not None and bool(offer(offered))
 
 
 def listen_to_jit_monitor(_: Any) -> bool:

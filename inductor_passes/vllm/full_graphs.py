@@ -37,10 +37,11 @@ class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
             key: [graph for graph in graphs if graph not in self._ours] for key, graphs in self._candidates.items()
         }
 
-    def offer(self, whole_steps: bool) -> None:
-        """Choose whole steps with a prefill from now on, or do not."""
+    def offer(self, whole_steps: bool) -> bool:
+        """Choose whole steps with a prefill from now on, or do not; whether there are any."""
         if self._ours:
             self._candidates = self._with_ours if whole_steps else self._without
+        return bool(self._ours)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         """Capture all, and do without ours if a layer could not be captured."""
@@ -52,6 +53,7 @@ class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
             self.offer(whole_steps=False)
             for graph in self._ours:
                 self.graphs.pop(graph, None)
+            self._ours = set()
         elif self._max_full_descs_to_capture is None:  # not while vLLM measures what graphs take
             counts = len(self._ours & self.graphs.keys()), self._steps.captured[-1]
             logger.info("mamba_ops: %d graphs of whole steps with a prefill, of up to %d tokens", *counts)

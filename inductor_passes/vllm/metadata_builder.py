@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionBackend, Mamba2AttentionMetadataBuilder
@@ -64,8 +65,7 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
         """What kinds of steps can be captured whole."""
-        full = known_steps(vllm_config)
-        if full is not None and full.most_decodes == 0:  # whatever vLLM captures, ours can be
+        if vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL and known_steps(vllm_config) is not None:
             return AttentionCGSupport.ALWAYS
         return super().get_cudagraph_support(vllm_config, kv_cache_spec)
 
