@@ -11,13 +11,13 @@ from inductor_passes.vllm.decode_check import check_decodes
 from inductor_passes.vllm.decode_launches import DecodeLayout, vllm_kernels
 from inductor_passes.vllm.direct_decode import DirectDecode
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
+from inductor_passes.vllm.once import say_once
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region_inputs import LayerShape
 
 logger = logging.getLogger("vllm.mamba_ops")
 
 _made: dict[tuple[DecodeLayout, bool], DirectDecode | None] = {}
-_said: set[str] = set()
 
 
 def direct_decode_for(
@@ -43,7 +43,7 @@ def direct_decode_for(
     try:
         other = _other_way(layer)
         if other:
-            say_once(logging.INFO, other)
+            say_why_not(logging.INFO, other)
             return None
         layout = DecodeLayout(
             shape,
@@ -62,16 +62,14 @@ def direct_decode_for(
             _made[key] = _make(*key)
         return _made[key]
     except Exception as error:
-        say_once(logging.WARNING, f"{type(error).__name__}: {error}")
+        say_why_not(logging.WARNING, f"{type(error).__name__}: {error}")
         logger.debug("mamba_ops: how it failed", exc_info=True)
         return None
 
 
-def say_once(level: int, reason: str) -> None:
+def say_why_not(level: int, reason: str) -> None:
     """Log why vLLM's own code runs decodes beside prefills."""
-    if reason not in _said:
-        _said.add(reason)
-        logger.log(level, "mamba_ops: vLLM's own code runs the decodes beside prefills: %s", reason)
+    say_once(level, f"vLLM's own code runs the decodes beside prefills: {reason}")
 
 
 def _other_way(layer: Any) -> str:

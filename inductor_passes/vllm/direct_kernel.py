@@ -6,15 +6,13 @@ kernel up by the answers. Here all of that is settled once.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
+from inductor_passes.vllm.once import say_once
 from mamba_ops.ops.launch import Launch
-
-logger = logging.getLogger("vllm.mamba_ops")
 
 Grid = tuple[int, int, int]
 
@@ -92,7 +90,8 @@ def _launcher(compiled: Any, arguments: tuple[Any, ...]) -> Callable[..., None]:
     try:
         return _in_c(compiled, arguments)
     except Exception as error:
-        _say_once(f"{type(error).__name__}: {error}")
+        reason = f"{type(error).__name__}: {error}"
+        say_once(logging.WARNING, f"kernels are launched through Python code of Triton's, which takes longer: {reason}")
 
     def launch(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
         run(x, y, z, stream, function, metadata, None, None, None, *arguments)
@@ -112,8 +111,3 @@ def _in_c(compiled: Any, arguments: tuple[Any, ...]) -> Callable[..., None]:
 
     launch(0, 0, 0, 0, arguments)  # reads all arguments and launches nothing
     return launch
-
-
-@functools.cache
-def _say_once(reason: str) -> None:
-    logger.warning("mamba_ops: kernels are launched through Python code of Triton's, which takes longer: %s", reason)

@@ -2,7 +2,7 @@
 
 vLLM captures whole steps of decodes, and of other steps only what lies between the layers with a state. With metadata
 at fixed addresses a Mamba2 layer can be captured in any step that is short, so vLLM's own manager of graphs is given
-some more of them: one for each of its sizes up to a few dozen tokens. Decodes keep their graphs, longer steps theirs.
+some more of them for each of its sizes up to a few dozen tokens. Decodes keep their graphs, longer steps theirs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from torch import Tensor
 
 from inductor_passes.vllm.contract import missing_from_graphs
 from inductor_passes.vllm.full_tables import FullTables, PaddedSizes
+from inductor_passes.vllm.once import say_once
 from inductor_passes.vllm.options import read_options
-
-logger = logging.getLogger("vllm.mamba_ops")
 
 # The name of a step's `FullStep` among the attributes of its metadata.
 FULL_STEP = "_mamba_ops_full_step"
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 _known: weakref.WeakValueDictionary[int, FullSteps] = weakref.WeakValueDictionary()
-_said: set[str] = set()
 
 
 class FullSteps:
@@ -120,7 +118,7 @@ def full_steps_for(config: Any, block_size: int, device: torch.device, pinned: b
         try:
             captured = _captured(config, block_size, device, layers)
         except _NotCapturedError as reason:
-            _say_once(f"no whole step with a prefill is captured: {reason}")
+            say_once(logging.WARNING, f"no whole step with a prefill is captured: {reason}")
             return None
         max_reqs, chunk_size = config.scheduler_config.max_num_seqs, config.model_config.get_mamba_chunk_size()
         with torch.inference_mode(False):
@@ -200,9 +198,3 @@ def _offer_graphs() -> None:
 def known_steps(config: Any) -> FullSteps | None:
     """What `full_steps_for` has made for an engine."""
     return _known.get(id(config.compilation_config.static_forward_context))
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        logger.warning("mamba_ops: %s", text)

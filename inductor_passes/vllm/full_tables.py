@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from inductor_passes.vllm.region_inputs import StepTensors
-from inductor_passes.vllm.step_tables import chunk_table
+from inductor_passes.vllm.step_tables import NO_TILE, TABLE_ALIGNMENT, chunk_table, tile_table
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
-_ALIGNMENT = 32  # elements; see `step_tables`
-_NO_TILE = -1
 _CHUNKS_OF_A_SEQUENCE = 2  # that is no longer than a chunk: it may begin in one and end in the next
 
 
@@ -64,7 +62,7 @@ class FullTables:
             "tile_sequence": most.ntiles,
             "tile_offset": most.ntiles,
         }
-        starts = [0, *accumulate(-(-count // _ALIGNMENT) * _ALIGNMENT for count in counts.values())]
+        starts = [0, *accumulate(-(-count // TABLE_ALIGNMENT) * TABLE_ALIGNMENT for count in counts.values())]
         self._at = {name: slice(start, start + counts[name]) for name, start in zip(counts, starts, strict=False)}
         self._buffer = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         self.fill([], [], 0)
@@ -85,7 +83,7 @@ class FullTables:
         nseqs, none = len(lengths), [0] * num_decodes
         lengths, contexts = [*none, *lengths[num_decodes:]], [*none, *contexts[num_decodes:]]
         chunk_starts, seq_idx, last_chunks, _ = chunk_table(lengths, contexts, [0] * nseqs, self._chunk_size)
-        counts = [-(-length // BLOCK_TOKENS) for length in lengths]
+        _, tiles, offsets = tile_table(lengths)
         host = torch.zeros(self._buffer.shape[0], dtype=torch.int32, pin_memory=self._pinned)
         values = host.numpy()
 
@@ -100,8 +98,8 @@ class FullTables:
         put("is_decode", [1] * num_decodes, 0)
         put("cu_chunk_seqlens", [num_decodes + start for start in chunk_starts], num_decodes + chunk_starts[-1])
         put("seq_idx", seq_idx, 0)
-        put("tile_sequence", np.repeat(np.arange(nseqs), counts), _NO_TILE)
-        put("tile_offset", [tile for count in counts for tile in range(count)], 0)
+        put("tile_sequence", tiles, NO_TILE)
+        put("tile_offset", offsets, 0)
         values[self._at["has_initial_state"]].view(np.bool_)[:nseqs] = [context > 0 for context in contexts]
         # The allocator of pinned memory hands it out again only when the copy has run.
         self._buffer.copy_(host, non_blocking=True)

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2, is_conv_s
 
 from inductor_passes.vllm.contract import missing_from_layer
 from inductor_passes.vllm.decline import Decline, counters
-from inductor_passes.vllm.decodes import direct_decode_for, say_once
+from inductor_passes.vllm.decodes import direct_decode_for, say_why_not
 from inductor_passes.vllm.direct_decode import DirectDecode
 from inductor_passes.vllm.direct_region import DirectCall
 from inductor_passes.vllm.full_steps import FULL_STEP, FullStep
@@ -163,7 +163,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         if decodes is None or not direct(
             decodes, projected.data_ptr(), output.data_ptr(), bound.addresses, bound.sizes[0]
         ):
-            say_once(logging.WARNING, "a step has others than were compiled for")
+            say_why_not(logging.WARNING, "a step has others than were compiled for")
             return False
         counters.layer_decodes += 1
         return True

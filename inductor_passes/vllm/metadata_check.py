@@ -15,12 +15,12 @@ from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
+from inductor_passes.vllm.once import say_once
 from inductor_passes.vllm.step import PLAN
 
 logger = logging.getLogger("vllm.mamba_ops")
 
 _found: dict[Any, str | None] = {}
-_said: set[str] = set()
 
 
 class _Batch(NamedTuple):
@@ -62,9 +62,8 @@ def why_not(builder: Any, stock: Any) -> str | None:
                 _found[key] = f"{error!r} in a trial"
                 logger.debug("mamba_ops: how it failed", exc_info=True)
     reason = _found[key]
-    if reason is not None and reason not in _said:
-        _said.add(reason)
-        logger.warning("mamba_ops: vLLM's own code builds the metadata of Mamba2 layers: %s", reason)
+    if reason is not None:
+        say_once(logging.WARNING, f"vLLM's own code builds the metadata of Mamba2 layers: {reason}")
     return reason
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
 # Elements. Every table begins where a tensor of its own could: compiled kernels may rely on 16 bytes.
-_ALIGNMENT = 32
-_PADDING = -1
+TABLE_ALIGNMENT = 32
+NO_TILE = -1  # in place of a tile's sequence
 _LEAST_TILES = 1024
 
 
@@ -65,17 +65,13 @@ def step_tables(
     cu_chunk_seqlen, seq_idx, last_chunk_indices, checkpoint_chunks = chunk_table(
         lengths, contexts, checkpoints or [0] * nseqs, chunk_size
     )
-    counts = [-(-length // BLOCK_TOKENS) for length in lengths]
-    ntiles = sum(counts)
-    tiles = np.repeat(np.arange(nseqs), counts)
-    offsets = np.arange(ntiles, dtype=np.int32)
-    if nseqs > 1:
-        offsets -= np.repeat(np.array([0, *accumulate(counts[:-1])], dtype=np.int32), counts)
+    counts, tiles, offsets = tile_table(lengths)
+    ntiles = len(tiles)
     room = 2 * max(_LEAST_TILES, ntiles)
 
     kept = 2 * nseqs if checkpoints else 0  # of twice the size
     sizes = (nseqs + 1, nseqs, nseqs, len(seq_idx), len(cu_chunk_seqlen), kept, room, room)
-    starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+    starts = [0, *accumulate(-(-size // TABLE_ALIGNMENT) * TABLE_ALIGNMENT for size in sizes)]
     host = torch.empty(starts[-1], dtype=torch.int32, pin_memory=pinned)
     values = host.numpy()
     values[: nseqs + 1] = [0, *accumulate(lengths)]
@@ -86,7 +82,7 @@ def step_tables(
     values[starts[4] : starts[4] + len(cu_chunk_seqlen)] = cu_chunk_seqlen
     if checkpoints:
         values[starts[5] : starts[5] + kept].view(np.int64)[:] = checkpoint_chunks
-    values[starts[6] :] = _PADDING
+    values[starts[6] :] = NO_TILE
     values[starts[6] : starts[6] + ntiles] = tiles
     values[starts[7] : starts[7] + ntiles] = offsets
 
@@ -115,6 +111,16 @@ def step_tables(
         token_chunk_offset_ptr=token_chunk_offset_ptr,
         max_tokens=max(lengths),
     )
+
+
+def tile_table(lengths: list[int]) -> tuple[list[int], Any, Any]:
+    """How many tiles of the convolution each sequence has; of each tile its sequence, and its place in that."""
+    counts = [-(-length // BLOCK_TOKENS) for length in lengths]
+    sequences = np.repeat(np.arange(len(lengths)), counts)
+    offsets = np.arange(len(sequences), dtype=np.int32)
+    if len(lengths) > 1:
+        offsets -= np.repeat(np.array([0, *accumulate(counts[:-1])], dtype=np.int32), counts)
+    return counts, sequences, offsets
 
 
 def chunk_table(
