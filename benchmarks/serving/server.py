@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.serving.client import Client
 
 # What a line of the log must hold to be shown.
-_TELLING = re.compile(r"mamba_ops: |during inference|\bERROR \d")
+_TELLING = re.compile(r"mamba_ops: |during inference:|\bERROR \d")
 # What the server itself says about its memory and its start.
 _FIGURES = re.compile(
     r"Available KV cache memory: \S+ GiB|Model loading took [\d.]+ GiB|Graph capturing finished.*|init engine \(.*|"
