@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region_inputs import LayerShape
+from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape
 from mamba_ops.ops.bmm_chunk import bmm_chunk_launch
 from mamba_ops.ops.chunk_scan import chunk_scan_launch
 from mamba_ops.ops.chunk_state import chunk_state_launch
+from mamba_ops.ops.conv_checkpoint import conv_checkpoint_launch
 from mamba_ops.ops.conv_cumsum import conv_cumsum_launch
 from mamba_ops.ops.launch import Launch
 from mamba_ops.ops.one_pass import one_pass_launch
@@ -28,19 +29,25 @@ class _Tensors(NamedTuple):
     has: Tensor
     out: Tensor
     D: Tensor
+    checkpoints: CheckpointTensors
+
+
+def keep_launch(shape: LayerShape) -> Launch:
+    """The convolution's states at checkpoints."""
+    with torch.device("meta"):
+        _, inputs, _ = _split(shape)
+        integers, has = torch.empty(2, dtype=torch.int32), torch.empty(1, dtype=torch.bool)
+        slots = integers[:1]
+        return conv_checkpoint_launch(inputs, integers, _conv_state(shape), slots, has, slots, slots, shape.width)
 
 
 def conv_launch(shape: LayerShape) -> Launch:
     """The convolution and the running sums."""
     conv_dtype, _, dt_bias_dtype = shape.parameter_dtypes
     with torch.device("meta"):
-        # Two tokens, as a view of a single one forgets the distance between tokens.
-        projected = torch.empty(2, shape.projected, dtype=shape.dtype)
-        _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+        _, inputs, dt = _split(shape)
         steps = torch.empty(1, shape.nheads, shape.chunk_size, dtype=torch.float32)
-        conv_state = torch.empty_strided(
-            (1, shape.conv_dim, shape.width - 1), (2 * SLOT_MULTIPLE, *shape.conv_strides), dtype=shape.dtype
-        )
+        conv_state = _conv_state(shape)
         integers, has = torch.empty(2, dtype=torch.int32), torch.empty(1, dtype=torch.bool)
         return conv_cumsum_launch(
             inputs,
@@ -63,31 +70,44 @@ def conv_launch(shape: LayerShape) -> Launch:
         )
 
 
-def scan_launch(shape: LayerShape, max_tokens: int, one_chunk: bool) -> Launch:
+def scan_launch(shape: LayerShape, max_tokens: int, one_chunk: bool, checkpoints: bool = False) -> Launch:
     """All that follows, in one pass."""
     with torch.device("meta"):
         t = _tensors(shape)
         last = None if one_chunk else t.integers[:1]
         sequences = (t.integers, t.state_cache, t.integers[:1], t.has)
-        return one_pass_launch(t.x, t.B, t.C, t.steps, t.steps, *sequences, t.out, max_tokens, t.D, last)
+        kept = t.checkpoints if checkpoints else ()
+        return one_pass_launch(t.x, t.B, t.C, t.steps, t.steps, *sequences, t.out, max_tokens, t.D, last, *kept)
 
 
-def staged_launches(shape: LayerShape) -> tuple[Launch, Launch, Launch, Launch]:
+def staged_launches(shape: LayerShape, checkpoints: bool = False) -> tuple[Launch, Launch, Launch, Launch]:
     """All that follows, in stages: chunk state, state passing, C . B, scan."""
     with torch.device("meta"):
         t = _tensors(shape)
-        slots = t.integers[:1]
+        slots, kept = t.integers[:1], t.checkpoints if checkpoints else ()
         states = torch.empty(1, shape.nheads, shape.headdim, shape.dstate, dtype=torch.float32)
         entering = states.to(shape.state_dtype)
         cb = torch.empty(1, shape.ngroups, shape.chunk_size, shape.chunk_size, dtype=torch.float32)
         return (
             chunk_state_launch(t.B, t.x, t.steps, t.steps, t.integers, states),
             state_passing_launch(
-                states, t.steps, slots, entering, t.state_cache, slots, t.has, t.state_cache, slots, False
+                states, t.steps, slots, entering, t.state_cache, slots, t.has, t.state_cache, slots, False, *kept
             ),
             bmm_chunk_launch(t.C, t.B, t.integers, cb),
             chunk_scan_launch(cb, t.x, t.steps, t.steps, t.C, entering, t.integers, t.out, t.D, None),
         )
+
+
+def _split(shape: LayerShape) -> tuple[Tensor, Tensor, Tensor]:
+    # Two tokens, as a view of a single one forgets the distance between tokens.
+    projected = torch.empty(2, shape.projected, dtype=shape.dtype)
+    gate, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+    return gate, inputs, dt
+
+
+def _conv_state(shape: LayerShape) -> Tensor:
+    size, strides = (1, shape.conv_dim, shape.width - 1), (2 * SLOT_MULTIPLE, *shape.conv_strides)
+    return torch.empty_strided(size, strides, dtype=shape.dtype)
 
 
 def _tensors(shape: LayerShape) -> _Tensors:
@@ -107,4 +127,7 @@ def _tensors(shape: LayerShape) -> _Tensors:
         torch.empty(1, dtype=torch.bool),
         torch.empty(2, shape.nheads, shape.headdim, dtype=shape.dtype),
         torch.empty(shape.nheads, dtype=shape.parameter_dtypes[1]),
+        CheckpointTensors(
+            torch.empty(1, dtype=torch.int64), torch.empty(1, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
+        ),
     )
