@@ -111,10 +111,15 @@ def state_passing_indexed(
     read_slots: Tensor,
     has_initial_state: Tensor | None,
     write_slots: Tensor,
+    checkpoint_chunks: Tensor | None,
+    checkpoint_offsets: Tensor | None,
+    checkpoint_slots: Tensor | None,
 ) -> None:
     """Check the arguments of `mamba_ops.ops.state_passing_indexed`."""
     state_passing_update(states, dA_cumsum, last_chunk_indices, None, state_cache, write_slots)
-    check_reads(read_slots, has_initial_state, last_chunk_indices.shape[0], states.device)
+    nseqs = last_chunk_indices.shape[0]
+    check_reads(read_slots, has_initial_state, nseqs, states.device)
+    _check_checkpoints(checkpoint_chunks, checkpoint_offsets, checkpoint_slots, nseqs, states.device)
 
 
 def chunk_scan(
@@ -162,6 +167,9 @@ def one_pass_scan(
     max_tokens: int,
     D: Tensor | None,
     last_chunk_indices: Tensor | None,
+    checkpoint_chunks: Tensor | None,
+    checkpoint_offsets: Tensor | None,
+    checkpoint_slots: Tensor | None,
 ) -> None:
     """Check the arguments of `mamba_ops.ops.one_pass_scan`."""
     _check_x(x)
@@ -187,6 +195,9 @@ def one_pass_scan(
     if not 1 <= max_tokens <= most:
         raise ValueError(f"max_tokens: {max_tokens}; allowed: 1 to {most}, and at most chunk_size")
     check_outputs(x, out, D, None)
+    _check_checkpoints(checkpoint_chunks, checkpoint_offsets, checkpoint_slots, nseqs, x.device)
+    if checkpoint_chunks is not None and last_chunk_indices is None:
+        raise ValueError("checkpoint_chunks: given without last_chunk_indices; checkpoints lie at the edges of chunks")
 
 
 def masked_gather(state_cache: Tensor, slots: Tensor, has_initial_state: Tensor | None) -> None:
@@ -202,6 +213,13 @@ def check_reads(
     check_tensor(name, slots, {"nseqs": nseqs}, SLOT_DTYPES, device)
     if has_initial_state is not None:
         check_tensor("has_initial_state", has_initial_state, {"nseqs": nseqs}, BOOL, device)
+
+
+def check_checkpoint_marks(offsets: Tensor, slots: Tensor, nseqs: int, device: torch.device) -> None:
+    """Check which sequences keep a state on the way, and where it goes."""
+    check_tensor("checkpoint_offsets", offsets, {"nseqs": nseqs}, INT32, device)
+    check_dense("checkpoint_offsets", offsets)
+    check_tensor("checkpoint_slots", slots, {"nseqs": nseqs}, SLOT_DTYPES, device)
 
 
 def check_outputs(x: Tensor, out: Tensor, D: Tensor | None, z: Tensor | None) -> None:
@@ -238,6 +256,22 @@ def _check_steps(dt_out: Tensor, dA_cumsum: Tensor, nchunks: int | None, nheads:
     check_tensor("dA_cumsum", dA_cumsum, dims, FP32, device)
     check_dense("dt_out", dt_out)
     check_dense("dA_cumsum", dA_cumsum)
+
+
+def _check_checkpoints(
+    chunks: Tensor | None, offsets: Tensor | None, slots: Tensor | None, nseqs: int, device: torch.device
+) -> None:
+    if chunks is None and offsets is None and slots is None:
+        return
+    for name, tensor in (("chunks", chunks), ("offsets", offsets), ("slots", slots)):
+        if tensor is None:
+            raise ValueError(f"checkpoint_{name}: None; checkpoint_chunks, _offsets and _slots are given together")
+    assert chunks is not None
+    assert offsets is not None
+    assert slots is not None
+    check_tensor("checkpoint_chunks", chunks, {"nseqs": nseqs}, SLOT_DTYPES, device)
+    check_dense("checkpoint_chunks", chunks)
+    check_checkpoint_marks(offsets, slots, nseqs, device)
 
 
 def _check_states(states: Tensor, dA_cumsum: Tensor, last_chunk_indices: Tensor) -> None:

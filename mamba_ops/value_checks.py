@@ -177,6 +177,41 @@ def check_indexed_slots(read_slots: Tensor, read: Tensor, write_slots: Tensor, w
     check_write_slots(write_slots, num_slots, written)
 
 
+def check_checkpoints(chunks: Tensor, keeps: Tensor, last_chunk_indices: Tensor) -> None:
+    """Raise ValueError where a sequence keeps the state behind a chunk that is not one of its own."""
+    last = last_chunk_indices.cpu().long()
+    first = torch.cat((last.new_full((1,), -1), last))[:-1] + 1
+    chunks = chunks.cpu().long()
+    _refuse_first(
+        "checkpoint_chunks: {} for sequence {}, which has no such chunk",
+        keeps.cpu() & ((chunks < first) | (chunks > last)),
+        chunks,
+    )
+
+
+def check_checkpoint_offsets(offsets: Tensor, cu_seqlens: Tensor, ntokens: int) -> None:
+    """Raise ValueError where a checkpoint lies behind the end of its sequence, or a sequence outside the tokens."""
+    ends, offsets = cu_seqlens.cpu(), offsets.cpu()
+    if ends[0] != 0:
+        raise ValueError(f"cu_seqlens: starts at {int(ends[0])}; it must start at 0")
+    lengths = ends.diff()
+    _refuse_first("cu_seqlens: decreases to {} at the end of sequence {}", lengths < 0, ends[1:])
+    if ends[-1] > ntokens:
+        raise ValueError(f"cu_seqlens: ends at {int(ends[-1])}; there are {ntokens} tokens")
+    _refuse_first("checkpoint_offsets: {} for sequence {}, which is shorter", offsets > lengths, offsets)
+
+
+def check_kept_slots(slots: Tensor, keeps: Tensor, used: Tensor, num_slots: int) -> None:
+    """Raise ValueError where a slot of a checkpoint is out of range, is written twice, or is among the `used` ones."""
+    check_write_slots(slots, num_slots, keeps, "checkpoint_slots")
+    slots = resolve_slots(slots.cpu(), num_slots)
+    _refuse_first(
+        "checkpoint_slots: slot {} of sequence {} belongs to a sequence; checkpoints have slots of their own",
+        keeps.cpu() & torch.isin(slots, resolve_slots(used.cpu(), num_slots)),
+        slots,
+    )
+
+
 def check_uncrossed_slots(
     read_slots: Tensor, read: Tensor, write_slots: Tensor, written: Tensor, num_slots: int
 ) -> None:

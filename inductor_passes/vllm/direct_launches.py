@@ -9,10 +9,11 @@ from torch import Tensor
 
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.made_up_layers import empty_layer
-from inductor_passes.vllm.region_inputs import LayerShape, LayerTensors
+from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors
 from mamba_ops.ops.bmm_chunk import bmm_chunk_launch
 from mamba_ops.ops.chunk_scan import chunk_scan_launch
 from mamba_ops.ops.chunk_state import chunk_state_launch
+from mamba_ops.ops.conv_checkpoint import conv_checkpoint_launch
 from mamba_ops.ops.conv_cumsum import conv_cumsum_launch
 from mamba_ops.ops.launch import Launch
 from mamba_ops.ops.one_pass import one_pass_launch
@@ -29,15 +30,23 @@ class _Tensors(NamedTuple):
     has: Tensor
     out: Tensor
     D: Tensor
+    checkpoints: CheckpointTensors
+
+
+def keep_launch(shape: LayerShape) -> Launch:
+    """The convolution's states at checkpoints."""
+    with torch.device("meta"):
+        _, inputs, _ = _split(shape)
+        integers, has = torch.empty(2, dtype=torch.int32), torch.empty(1, dtype=torch.bool)
+        state, slots = _layer(shape).conv_state, integers[:1]
+        return conv_checkpoint_launch(inputs, integers, state, slots, has, slots, slots, shape.width)
 
 
 def conv_launch(shape: LayerShape) -> Launch:
     """The convolution and the running sums."""
     with torch.device("meta"):
         layer = _layer(shape)
-        # Two tokens, as a view of a single one forgets the distance between tokens.
-        projected = torch.empty(2, shape.projected, dtype=shape.dtype)
-        _, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+        _, inputs, dt = _split(shape)
         steps = torch.empty(1, shape.nheads, shape.chunk_size, dtype=torch.float32)
         integers, has = torch.empty(2, dtype=torch.int32), torch.empty(1, dtype=torch.bool)
         return conv_cumsum_launch(
@@ -61,31 +70,39 @@ def conv_launch(shape: LayerShape) -> Launch:
         )
 
 
-def scan_launch(shape: LayerShape, max_tokens: int, one_chunk: bool) -> Launch:
+def scan_launch(shape: LayerShape, max_tokens: int, one_chunk: bool, checkpoints: bool = False) -> Launch:
     """All that follows, in one pass."""
     with torch.device("meta"):
         t = _tensors(shape)
         last = None if one_chunk else t.integers[:1]
         sequences = (t.integers, t.state_cache, t.integers[:1], t.has)
-        return one_pass_launch(t.x, t.B, t.C, t.steps, t.steps, *sequences, t.out, max_tokens, t.D, last)
+        kept = t.checkpoints if checkpoints else ()
+        return one_pass_launch(t.x, t.B, t.C, t.steps, t.steps, *sequences, t.out, max_tokens, t.D, last, *kept)
 
 
-def staged_launches(shape: LayerShape) -> tuple[Launch, Launch, Launch, Launch]:
+def staged_launches(shape: LayerShape, checkpoints: bool = False) -> tuple[Launch, Launch, Launch, Launch]:
     """All that follows, in stages: chunk state, state passing, C . B, scan."""
     with torch.device("meta"):
         t = _tensors(shape)
-        slots = t.integers[:1]
+        slots, kept = t.integers[:1], t.checkpoints if checkpoints else ()
         states = torch.empty(1, shape.nheads, shape.headdim, shape.dstate, dtype=torch.float32)
         entering = states.to(shape.state_dtype)
         cb = torch.empty(1, shape.ngroups, shape.chunk_size, shape.chunk_size, dtype=torch.float32)
         return (
             chunk_state_launch(t.B, t.x, t.steps, t.steps, t.integers, states),
             state_passing_launch(
-                states, t.steps, slots, entering, t.state_cache, slots, t.has, t.state_cache, slots, False
+                states, t.steps, slots, entering, t.state_cache, slots, t.has, t.state_cache, slots, False, *kept
             ),
             bmm_chunk_launch(t.C, t.B, t.integers, cb),
             chunk_scan_launch(cb, t.x, t.steps, t.steps, t.C, entering, t.integers, t.out, t.D, None),
         )
+
+
+def _split(shape: LayerShape) -> tuple[Tensor, Tensor, Tensor]:
+    # Two tokens, as a view of a single one forgets the distance between tokens.
+    projected = torch.empty(2, shape.projected, dtype=shape.dtype)
+    gate, inputs, dt = projected.split([shape.inner, shape.conv_dim, shape.nheads], dim=1)
+    return gate, inputs, dt
 
 
 def _tensors(shape: LayerShape) -> _Tensors:
@@ -102,6 +119,9 @@ def _tensors(shape: LayerShape) -> _Tensors:
         torch.empty(1, dtype=torch.bool),
         torch.empty(2, shape.nheads, shape.headdim, dtype=shape.dtype),
         layer.D,
+        CheckpointTensors(
+            torch.empty(1, dtype=torch.int64), torch.empty(1, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
+        ),
     )
 
 

@@ -15,12 +15,13 @@ import torch
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compiled_region import CompiledRegion
 from inductor_passes.vllm.direct_kernel import DirectKernel
-from inductor_passes.vllm.direct_launches import conv_launch, scan_launch, staged_launches
+from inductor_passes.vllm.direct_launches import conv_launch, keep_launch, scan_launch, staged_launches
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region_inputs import ALIGNMENT, LayerShape, LayerTensors
+from inductor_passes.vllm.region_inputs import ALIGNMENT, LayerShape, LayerTensors, StepTensors
 from inductor_passes.vllm.workspace import workspace
 
 Addresses = Sequence[int | None]
+_NO_CHECKPOINTS = (None, None, None)
 
 
 class DirectCall(NamedTuple):
@@ -31,6 +32,7 @@ class DirectCall(NamedTuple):
         step_sizes, layer_sizes: the first and the last of `Sizes` behind ntokens.
         projected, out: addresses, see `inductor_passes.vllm.region`.
         layer, step: addresses of `LayerTensors` and `StepTensors`.
+        checkpoints: those of `CheckpointTensors`, for a region with checkpoints.
     """
 
     ntokens: int
@@ -40,6 +42,7 @@ class DirectCall(NamedTuple):
     out: int
     layer: Addresses
     step: Addresses
+    checkpoints: Addresses = _NO_CHECKPOINTS
 
 
 class DirectRegion:
@@ -47,16 +50,21 @@ class DirectRegion:
 
     Args:
         shape: of the layers.
+        checkpoints: whether it keeps states in the middle of sequences, with one launch more.
 
     Raises:
         ValueError: parts of a token's row are not aligned as the kernels need it.
         Exception: whatever Triton raises when it cannot compile.
     """
 
-    def __init__(self, shape: LayerShape) -> None:
+    def __init__(self, shape: LayerShape, checkpoints: bool = False) -> None:
         self._inputs_at, self._dt_at, self._B_at, self._C_at = shape.aligned_parts()
         launch = conv_launch(shape)
         self._conv, self._channel_blocks = DirectKernel(launch, "stride_has"), launch.grid[1]
+        self._keep, self._kept_blocks = None, 0
+        if checkpoints:
+            launch = keep_launch(shape)
+            self._keep, self._kept_blocks = DirectKernel(launch, "stride_checkpoint_slots"), launch.grid[1]
         self._row_bytes = shape.conv_dim * shape.dtype.itemsize
         self._steps_bytes = shape.nheads * shape.chunk_size * 4
         self._device, self._index = shape.device, shape.device.index
@@ -73,8 +81,8 @@ class DirectRegion:
 
     def on(self, stream: int, call: DirectCall) -> None:
         """Run it on a stream of the current device."""
-        ntokens, step_sizes, layer_sizes, projected, _, layer, step = call
-        _, nchunks, ntiles, slots_stride = step_sizes
+        ntokens, step_sizes, layer_sizes, projected, _, layer, step, (_, kept_offsets, kept_slots) = call
+        nseqs, nchunks, ntiles, slots_stride = step_sizes
         num_slots, conv_step, _ = layer_sizes
         weight, bias, A, _, dt_bias, conv_state, _ = layer
         cu_seqlens, cu_chunk_seqlens, _, _, slots, has, sequence, offset = step
@@ -83,6 +91,23 @@ class DirectRegion:
         convolved = buffer.data_ptr()
         dt_out = convolved + dt_from
         dA_cumsum = dt_out + nchunks * self._steps_bytes
+        if self._keep is not None:  # before the convolution writes over what a checkpoint may need
+            self._keep(
+                (nseqs, self._kept_blocks, 1),
+                stream,
+                projected + self._inputs_at,
+                cu_seqlens,
+                conv_state,
+                slots,
+                has,
+                kept_offsets,
+                kept_slots,
+                num_slots,
+                conv_step * SLOT_MULTIPLE,
+                slots_stride,
+                1,
+                1,
+            )
         self._conv(
             (ntiles + nchunks, self._channel_blocks, 1),
             stream,
@@ -116,16 +141,17 @@ class DirectRegion:
 
 
 class InOnePass(DirectRegion):
-    """`prefill_in_one_pass`: two launches."""
+    """`prefill_in_one_pass`: two launches, three with checkpoints."""
 
-    def __init__(self, shape: LayerShape, max_tokens: int, one_chunk: bool) -> None:
-        super().__init__(shape)
-        launch = scan_launch(shape, max_tokens, one_chunk)
-        self._kernel, (self._headdim_blocks, self._nheads, _) = DirectKernel(launch, "stride_has_initial"), launch.grid
+    def __init__(self, shape: LayerShape, max_tokens: int, one_chunk: bool, checkpoints: bool = False) -> None:
+        super().__init__(shape, checkpoints)
+        launch = scan_launch(shape, max_tokens, one_chunk, checkpoints)
+        self._kernel = DirectKernel(launch, "stride_checkpoint_slots")
+        self._headdim_blocks, self._nheads, _ = launch.grid
         self._one_chunk = one_chunk
 
     def _scan(self, stream: int, call: DirectCall, convolved: int, dt_out: int, dA_cumsum: int) -> None:
-        _, step_sizes, layer_sizes, _, out, layer, step = call
+        _, step_sizes, layer_sizes, _, out, layer, step, checkpoints = call
         nseqs, _, _, slots_stride = step_sizes
         num_slots, _, ssm_step = layer_sizes
         _, cu_chunk_seqlens, last_chunk_indices, _, slots, has, _, _ = step
@@ -144,21 +170,23 @@ class InOnePass(DirectRegion):
             slots,
             has,
             out,
+            *checkpoints,
             num_slots,
             ssm_step * SLOT_MULTIPLE,
             slots_stride,
+            1,
             1,
         )
 
 
 class InStages(DirectRegion):
-    """`prefill`: five launches, those that are left once the snapshot is gone."""
+    """`prefill`: five launches, those that are left once the snapshot is gone; with checkpoints one more."""
 
-    def __init__(self, shape: LayerShape) -> None:
-        super().__init__(shape)
-        state, passing, bmm, scan = staged_launches(shape)
+    def __init__(self, shape: LayerShape, checkpoints: bool = False) -> None:
+        super().__init__(shape, checkpoints)
+        state, passing, bmm, scan = staged_launches(shape, checkpoints)
         self._state, self._state_grid = DirectKernel(state, "states_ptr"), state.grid
-        self._passing, self._passing_grid = DirectKernel(passing, "stride_write_slots"), passing.grid
+        self._passing, self._passing_grid = DirectKernel(passing, "stride_checkpoint_slots"), passing.grid
         self._bmm, self._bmm_grid = DirectKernel(bmm, "cb_ptr"), bmm.grid
         self._outputs, self._outputs_grid = DirectKernel(scan, "out_ptr"), scan.grid
         elements = shape.nheads * shape.headdim * shape.dstate
@@ -169,7 +197,7 @@ class InStages(DirectRegion):
         self._chunk_bytes += self._states_bytes + self._entering_bytes + shape.ngroups * shape.chunk_size**2 * 4
 
     def _scan(self, stream: int, call: DirectCall, convolved: int, dt_out: int, dA_cumsum: int) -> None:
-        _, step_sizes, layer_sizes, _, out, layer, step = call
+        _, step_sizes, layer_sizes, _, out, layer, step, checkpoints = call
         nseqs, nchunks, _, slots_stride = step_sizes
         num_slots, _, ssm_step = layer_sizes
         _, chunks, last_chunk_indices, _, slots, has, _, _ = step
@@ -191,42 +219,51 @@ class InStages(DirectRegion):
             has,
             cache,
             slots,
+            *checkpoints,
             num_slots,
             stride,
             stride,
             slots_stride,
             1,
             slots_stride,
+            1,
         )
         self._bmm(_over(self._bmm_grid, nchunks), stream, C, B, chunks, cb)
         grid = _over(self._outputs_grid, nchunks)
         self._outputs(grid, stream, cb, x, dt_out, dA_cumsum, C, entering, chunks, layer[3], None, out)
 
 
-def direct_region_in_one_pass(shape: LayerShape, max_tokens: int, one_chunk: bool) -> CompiledRegion:
+def direct_region_in_one_pass(
+    shape: LayerShape, max_tokens: int, one_chunk: bool, checkpoints: bool = False
+) -> CompiledRegion:
     """`prefill_in_one_pass`, launched by address.
 
     Args:
         shape: of the layers, on a GPU.
         max_tokens: no sequence is longer.
         one_chunk: whether each sequence is one chunk.
+        checkpoints: whether it does what `keep_inputs` and `prefill_with_checkpoints` do. A chunk ends at a checkpoint,
+            so not with `one_chunk`.
 
     Raises:
         See `DirectRegion`.
     """
-    return _region(shape, lambda: InOnePass(shape, max_tokens, one_chunk), max_tokens, one_chunk)
+    return _region(
+        shape, lambda: InOnePass(shape, max_tokens, one_chunk, checkpoints), max_tokens, one_chunk, checkpoints
+    )
 
 
-def direct_region(shape: LayerShape) -> CompiledRegion:
+def direct_region(shape: LayerShape, checkpoints: bool = False) -> CompiledRegion:
     """`prefill`, launched by address.
 
     Args:
         shape: of the layers, on a GPU.
+        checkpoints: whether it does what `keep_inputs` and `prefill_with_checkpoints` do.
 
     Raises:
         See `DirectRegion`.
     """
-    return _region(shape, lambda: InStages(shape), None, False)
+    return _region(shape, lambda: InStages(shape, checkpoints), None, False, checkpoints)
 
 
 def _over(grid: tuple[Any, ...], nchunks: int) -> tuple[int, int, int]:
@@ -234,30 +271,32 @@ def _over(grid: tuple[Any, ...], nchunks: int) -> tuple[int, int, int]:
 
 
 def _region(
-    shape: LayerShape, make: Callable[[], DirectRegion], max_tokens: int | None, one_chunk: bool
+    shape: LayerShape, make: Callable[[], DirectRegion], max_tokens: int | None, one_chunk: bool, checkpoints: bool
 ) -> CompiledRegion:
     with torch.inference_mode(False), torch.accelerator.device_index(shape.device.index):
         direct = make()
     note = "the kernels are launched by address: there is no graph and no generated code"
     recording = Recording(problems=[note])
-    return CompiledRegion(shape, False, max_tokens, one_chunk, over_tensors(shape, direct), recording, direct)
+    return CompiledRegion(shape, checkpoints, max_tokens, one_chunk, over_tensors(shape, direct), recording, direct)
 
 
 def over_tensors(shape: LayerShape, direct: Callable[[DirectCall], None]) -> Callable[[list[Any]], None]:
     """What takes sizes and tensors, as `CompiledRegion.run` does, and calls a `DirectRegion` with addresses."""
     bias_at = LayerTensors._fields.index("conv_bias")
     nlayer = len(LayerTensors._fields) - (not shape.has_conv_bias)
+    nstep = len(StepTensors._fields)
 
     def run(arguments: list[Any]) -> None:
         ntokens, *sizes = arguments[:8]
         projected, out, *rest = (tensor.data_ptr() for tensor in arguments[8:])
         layer: list[int | None] = rest[:nlayer]
-        step = rest[nlayer:]
+        step = rest[nlayer : nlayer + nstep]
+        kept: Addresses = rest[nlayer + nstep :] or _NO_CHECKPOINTS
         if not shape.has_conv_bias:
             layer.insert(bias_at, None)
         nseqs, nchunks, ntiles, slots_stride, *layer_sizes = sizes
         num_slots, conv_step, ssm_step = layer_sizes
         of_step, of_layer = (nseqs, nchunks, ntiles, slots_stride), (num_slots, conv_step, ssm_step)
-        direct(DirectCall(ntokens, of_step, of_layer, projected, out, layer, step))
+        direct(DirectCall(ntokens, of_step, of_layer, projected, out, layer, step, kept))
 
     return run

@@ -7,6 +7,7 @@ implementation, so it compiles nothing else. The first runs also load the kernel
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -30,8 +31,8 @@ class _Batch(NamedTuple):
 
 _BATCH = _Batch((1, 3, 40, 2, 75), (0, 50, 0, 7, 16), (0, 0, 33, 1, 0))
 _SLOTS = (4, 1, 6, 2, 5)
-_CHECKPOINT_SLOTS = (0, 0, 7, 8, 0)
-_NUM_SLOTS = 9
+_CHECKPOINT_SLOTS = (3, 9, 7, 8, 10)
+_NUM_SLOTS = 12
 
 
 def self_check(region: CompiledRegion) -> None:
@@ -60,15 +61,24 @@ def check_against(region: CompiledRegion, general: CompiledRegion) -> None:
     chunk = region.shape.chunk_size
     most = region.max_tokens or 2 * chunk + 5
     contexts = (0, chunk, 0, 2 * chunk, chunk) if region.one_chunk else (0, chunk - 1, chunk - 7, 2 * chunk - 2, 0)
-    batch = _Batch((1, most, most // 2, 3, most - 1), contexts, (0,) * 5)
+    lengths = (1, most, most // 2, 3, most - 1)
+    batches = [_Batch(lengths, contexts, (0,) * 5)]
+    if region.checkpoints:
+        # With and without enough tokens before the checkpoint for the convolution, at the edge of a chunk, at the last
+        # token; and a sequence without.
+        history = region.shape.width - 1
+        batches = [
+            _Batch(lengths, contexts, (1, most // 2, 0, 2, min(history, most - 1))),
+            _Batch(lengths, contexts, (0, most, 1, 3, min(history + 1, most - 1))),
+        ]
     with torch.inference_mode(False), torch.no_grad(), torch.device(region.shape.device):
         generator = torch.Generator(region.shape.device).manual_seed(1)
-        projected = random((sum(batch.lengths), region.shape.projected), region.shape.dtype, generator)
+        projected = random((sum(lengths), region.shape.projected), region.shape.dtype, generator)
         ours = _layer(region.shape, generator)
         theirs = with_own_caches(ours)
-        for sequences in (range(5), range(1, 2)):
+        for batch, sequences in itertools.product(batches, (range(5), range(1, 2))):
             start = 0 if len(sequences) > 1 else 1
-            rows = projected[start : start + sum(batch.lengths[sequence] for sequence in sequences)].clone()
+            rows = projected[start : start + sum(lengths[sequence] for sequence in sequences)].clone()
             out = _run(region, batch, rows, ours, sequences)
             _require_equal("the output", out, _run(general, batch, rows, theirs, sequences))
             _require_equal("the states", ours.ssm_state, theirs.ssm_state)

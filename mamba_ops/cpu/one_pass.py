@@ -24,6 +24,9 @@ def one_pass_scan(
     max_tokens: int,
     D: Tensor | None,
     last_chunk_indices: Tensor | None,
+    checkpoint_chunks: Tensor | None,
+    checkpoint_offsets: Tensor | None,
+    checkpoint_slots: Tensor | None,
 ) -> None:
     """The op `mamba_ops::one_pass_scan`; shapes are described there."""
     check_short_sequences(cu_chunk_seqlens, last_chunk_indices, x.shape[0], max_tokens, slots, state_cache.shape[0])
@@ -35,7 +38,17 @@ def one_pass_scan(
         last_chunk_indices = torch.arange(present.numel(), dtype=torch.int32)
     states = chunk_state(B, x, dt_out, dA_cumsum, cu_chunk_seqlens)
     entering = state_passing_indexed(
-        states, dA_cumsum, last_chunk_indices, state_cache, slots, has_initial_state, slots
+        states,
+        dA_cumsum,
+        last_chunk_indices,
+        state_cache,
+        slots,
+        has_initial_state,
+        slots,
+        False,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
     )
     cb = bmm_chunk(C, B, cu_chunk_seqlens, dt_out.shape[2])
     chunk_scan(cb, x, dt_out, dA_cumsum, C, entering, cu_chunk_seqlens, out, D, None)

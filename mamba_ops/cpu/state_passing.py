@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from mamba_ops.value_checks import (
+    check_checkpoints,
     check_indexed_slots,
+    check_kept_slots,
     check_last_chunks,
     check_slots,
     check_uncrossed_slots,
@@ -91,6 +93,9 @@ def state_passing_indexed(
     has_initial_state: Tensor | None,
     write_slots: Tensor,
     write_empty: bool = False,
+    checkpoint_chunks: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_slots: Tensor | None = None,
 ) -> Tensor:
     """The op `mamba_ops::state_passing_indexed`; shapes are described there."""
     check_last_chunks(last_chunk_indices, states.shape[0])
@@ -105,11 +110,23 @@ def state_passing_indexed(
     else:
         check_indexed_slots(read_slots, read, write_slots, written, num_slots)
         check_uncrossed_slots(read_slots, read, write_slots, written, num_slots)
+    keeps = None
+    if checkpoint_chunks is not None and checkpoint_offsets is not None and checkpoint_slots is not None:
+        keeps = checkpoint_offsets > 0
+        check_checkpoints(checkpoint_chunks, keeps, last_chunk_indices)
+        used = torch.cat((read_slots[read].long(), write_slots[written].long()))
+        check_kept_slots(checkpoint_slots, keeps, used, num_slots)
 
     state = states.new_zeros((last_chunk_indices.shape[0], *states.shape[1:]))
     state[read] = state_cache[resolve_slots(read_slots[read], num_slots)].float()
     entering, final = _pass_states(states, dA_cumsum, last_chunk_indices, state, state_cache.dtype)
     _store(final, state_cache, write_slots, written)
+    if keeps is not None and checkpoint_chunks is not None and checkpoint_slots is not None:
+        chunk = checkpoint_chunks[keeps].long()
+        is_last = (chunk == last_chunk_indices[keeps])[:, None, None, None]
+        behind = entering[(chunk + 1).clamp(max=max(0, states.shape[0] - 1))]  # enters the next chunk, rounded
+        kept = torch.where(is_last, final[keeps].to(state_cache.dtype), behind)
+        state_cache[resolve_slots(checkpoint_slots[keeps], num_slots)] = kept
     return entering
 
 

@@ -8,6 +8,7 @@ order, so the results are the same bits.
 Few tokens are mostly one chunk, and the kernel is compiled for that. Chunks end at multiples of the chunk size from the
 start of the whole sequence, though, so now and then new tokens lie on both sides of an edge. The other form of the
 kernel goes from chunk to chunk, and rounds the state between them only where the staged kernels do: for the outputs.
+It can keep the state behind one chunk of each sequence on the way, a checkpoint.
 
 Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
 """
@@ -121,8 +122,16 @@ def _scan_chunk(
 
 
 @triton.jit(
-    do_not_specialize=["num_slots", "stride_slots", "stride_has_initial"],
-    do_not_specialize_on_alignment=["cu_chunk_seqlens_ptr", "last_chunk_indices_ptr", "slots_ptr", "has_initial_ptr"],
+    do_not_specialize=["num_slots", "stride_slots", "stride_has_initial", "stride_checkpoint_slots"],
+    do_not_specialize_on_alignment=[
+        "cu_chunk_seqlens_ptr",
+        "last_chunk_indices_ptr",
+        "slots_ptr",
+        "has_initial_ptr",
+        "checkpoint_chunks_ptr",
+        "checkpoint_offsets_ptr",
+        "checkpoint_slots_ptr",
+    ],
 )
 def one_pass_kernel(
     # Pointers
@@ -138,11 +147,15 @@ def one_pass_kernel(
     slots_ptr,  # (nseqs,)
     has_initial_ptr,  # (nseqs,) bool
     out_ptr,  # (ntokens, nheads, headdim): written
-    # Sizes and strides, in elements; the first four vary from call to call
+    checkpoint_chunks_ptr,  # (nseqs,), like the next two only with HAS_CHECKPOINTS
+    checkpoint_offsets_ptr,  # (nseqs,): a sequence has a checkpoint where this is positive
+    checkpoint_slots_ptr,  # (nseqs,)
+    # Sizes and strides, in elements; the first five vary from call to call
     num_slots,
     stride_state,
     stride_slots,
     stride_has_initial,
+    stride_checkpoint_slots,
     stride_x_token,
     stride_x_head,
     stride_B_token,
@@ -159,6 +172,7 @@ def one_pass_kernel(
     chunk_size: tl.constexpr,
     # What is compiled in
     ONE_CHUNK: tl.constexpr,
+    HAS_CHECKPOINTS: tl.constexpr,
     HAS_D: tl.constexpr,
     D_HAS_HEADDIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
@@ -181,6 +195,12 @@ def one_pass_kernel(
         end_chunk = tl.load(last_chunk_indices_ptr + pid_b) + 1
         if first_chunk >= end_chunk:  # a padded sequence
             return
+        if HAS_CHECKPOINTS:
+            offset = tl.load(checkpoint_offsets_ptr + pid_b)
+            kept_chunk = tl.load(checkpoint_chunks_ptr + pid_b).to(tl.int64)
+            kept_chunk = tl.where(offset > 0, kept_chunk, -1)
+            kept_slot = tl.load(checkpoint_slots_ptr + pid_b * stride_checkpoint_slots).to(tl.int64)
+            kept_slot = tl.where(kept_slot < 0, kept_slot + num_slots, kept_slot)
 
     # Everything is asked for before anything is stored: behind a store a load would have to wait.
     # A masked load of the state, never a product with the mask: a stale slot may hold NaN.
@@ -266,4 +286,8 @@ def one_pass_kernel(
                 BLOCK_HEADDIM,
                 BLOCK_DSTATE,
             )
+            if HAS_CHECKPOINTS:
+                if chunk == kept_chunk:
+                    kept_ptrs = state_ptrs + (kept_slot - slot) * stride_state
+                    tl.store(kept_ptrs, final.to(state_ptr.dtype.element_ty), mask=is_state)
     tl.store(state_ptrs, final.to(state_ptr.dtype.element_ty), mask=is_state)

@@ -2,7 +2,8 @@
 
 Reading the entering state straight from its cache slot, instead of from a dense copy made beforehand, is what this
 project exists for. Both ways share this kernel, so that they cannot differ in a single bit. Each program reads its
-piece of the entering state before it writes the same piece of the final one, so a slot may be both.
+piece of the entering state before it writes the same piece of the final one, so a slot may be both. On the way it can
+keep the state behind one chunk of each sequence, a checkpoint, in a slot of its own.
 
 Nothing here may be autotuned: a trial launch would advance the cache.
 
@@ -19,8 +20,22 @@ NUM_WARPS = 2
 
 
 @triton.jit(
-    do_not_specialize=["stride_read_slots", "stride_has_initial", "stride_write_slots", "num_slots"],
-    do_not_specialize_on_alignment=["last_chunk_indices_ptr", "read_slots_ptr", "has_initial_ptr", "write_slots_ptr"],
+    do_not_specialize=[
+        "stride_read_slots",
+        "stride_has_initial",
+        "stride_write_slots",
+        "stride_checkpoint_slots",
+        "num_slots",
+    ],
+    do_not_specialize_on_alignment=[
+        "last_chunk_indices_ptr",
+        "read_slots_ptr",
+        "has_initial_ptr",
+        "write_slots_ptr",
+        "checkpoint_chunks_ptr",
+        "checkpoint_offsets_ptr",
+        "checkpoint_slots_ptr",
+    ],
 )
 def state_passing_kernel(
     # Pointers
@@ -33,6 +48,9 @@ def state_passing_kernel(
     has_initial_ptr,  # (nseqs,) bool
     final_ptr,  # (nseqs, nheads, dim), or the cache (num_slots, nheads, dim): written
     write_slots_ptr,  # (nseqs,)
+    checkpoint_chunks_ptr,  # (nseqs,), like the next two only with HAS_CHECKPOINTS, and for a cache
+    checkpoint_offsets_ptr,  # (nseqs,): a sequence has a checkpoint where this is positive
+    checkpoint_slots_ptr,  # (nseqs,)
     # Sizes and strides, in elements; a sequence's state is dense
     num_slots,
     stride_initial,
@@ -40,6 +58,7 @@ def state_passing_kernel(
     stride_read_slots,
     stride_has_initial,
     stride_write_slots,
+    stride_checkpoint_slots,
     dim: tl.constexpr,
     nheads: tl.constexpr,
     chunk_size: tl.constexpr,
@@ -49,6 +68,7 @@ def state_passing_kernel(
     HAS_MASK: tl.constexpr,
     WRITE_TO_SLOTS: tl.constexpr,
     WRITE_EMPTY: tl.constexpr,
+    HAS_CHECKPOINTS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
     pid_h = tl.program_id(1)
@@ -67,6 +87,12 @@ def state_passing_kernel(
         write_row = tl.where(slot < 0, slot + num_slots, slot)
     if HAS_MASK:
         has_initial = tl.load(has_initial_ptr + pid_b * stride_has_initial) != 0
+    if HAS_CHECKPOINTS:
+        offset = tl.load(checkpoint_offsets_ptr + pid_b)
+        kept_chunk = tl.load(checkpoint_chunks_ptr + pid_b)
+        kept_chunk = tl.where(offset > 0, kept_chunk, -1)
+        slot = tl.load(checkpoint_slots_ptr + pid_b * stride_checkpoint_slots).to(tl.int64)
+        kept_row = tl.where(slot < 0, slot + num_slots, slot)
     if not WRITE_EMPTY:
         if first_chunk >= end_chunk:  # a padded sequence
             return
@@ -101,6 +127,10 @@ def state_passing_kernel(
         tl.store(entering_ptrs, state.to(entering_ptr.dtype.element_ty), mask=in_row)
         entering_ptrs += nheads * dim
         state = fast_exp(dA_end) * state + added
+        if HAS_CHECKPOINTS:
+            kept = state.to(final_ptr.dtype.element_ty)
+            is_kept = in_row & (chunk == kept_chunk)
+            tl.store(final_ptr + kept_row * stride_final + offs_row, kept, mask=is_kept)
         added, dA_end = next_added, next_dA_end
 
     tl.store(final_ptr + write_row * stride_final + offs_row, state.to(final_ptr.dtype.element_ty), mask=in_row)

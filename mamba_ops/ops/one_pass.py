@@ -25,6 +25,9 @@ def one_pass_scan(
     max_tokens: int,
     D: Tensor | None = None,
     last_chunk_indices: Tensor | None = None,
+    checkpoint_chunks: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_slots: Tensor | None = None,
 ) -> None:
     """Outputs and final states of sequences of few tokens, continued from their slots in place.
 
@@ -45,10 +48,12 @@ def one_pass_scan(
         D: (nheads,) or (nheads, headdim), the skip connection.
         last_chunk_indices: (nseqs,) int32, the last chunk of each sequence; that of its predecessor (-1 for the first)
             if it is empty. None: chunk i is sequence i, for which the kernel is faster.
+        checkpoint_chunks, checkpoint_offsets, checkpoint_slots: as of `state_passing_indexed`; only with
+            `last_chunk_indices`.
 
     Raises:
         ValueError, TypeError: an argument that does not fit; nothing has been written. On a GPU the values in
-            `cu_chunk_seqlens`, `last_chunk_indices` and `slots` are not looked at.
+            `cu_chunk_seqlens`, `last_chunk_indices`, `slots` and of checkpoints are not looked at.
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6.
     """
@@ -66,6 +71,9 @@ def one_pass_scan(
         max_tokens,
         D,
         last_chunk_indices,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
     )
     if not runs_kernels(x):
         _one_pass_scan_cpu(
@@ -82,6 +90,9 @@ def one_pass_scan(
             max_tokens,
             D,
             last_chunk_indices,
+            checkpoint_chunks,
+            checkpoint_offsets,
+            checkpoint_slots,
         )
         return
     one_pass_launch(
@@ -98,6 +109,9 @@ def one_pass_scan(
         max_tokens,
         D,
         last_chunk_indices,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
     ).run()
 
 
@@ -115,6 +129,9 @@ def one_pass_launch(
     max_tokens: int,
     D: Tensor | None,
     last_chunk_indices: Tensor | None,
+    checkpoint_chunks: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_slots: Tensor | None = None,
 ) -> Launch:
     """The launch behind `one_pass_scan`, with the same arguments."""
     _, nheads, headdim = x.shape
@@ -138,10 +155,14 @@ def one_pass_launch(
         slots,
         has_initial_state,
         out,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
         state_cache.shape[0],
         state_cache.stride(0),
         slots.stride(0),
         has_initial_state.stride(0),
+        0 if checkpoint_slots is None else checkpoint_slots.stride(0),
         x.stride(0),
         x.stride(1),
         B.stride(0),
@@ -159,6 +180,7 @@ def one_pass_launch(
         "dstate": dstate,
         "chunk_size": dt_out.shape[2],
         "ONE_CHUNK": last_chunk_indices is None,
+        "HAS_CHECKPOINTS": checkpoint_slots is not None,
         "HAS_D": D is not None,
         "D_HAS_HEADDIM": D is not None and D.dim() == 2,
         "BLOCK_TOKENS": block_tokens,
@@ -192,6 +214,9 @@ def _one_pass_scan_cpu(
     max_tokens: int,
     D: Tensor | None,
     last_chunk_indices: Tensor | None,
+    checkpoint_chunks: Tensor | None,
+    checkpoint_offsets: Tensor | None,
+    checkpoint_slots: Tensor | None,
 ) -> None:
     cpu.one_pass_scan(
         x,
@@ -207,6 +232,9 @@ def _one_pass_scan_cpu(
         max_tokens,
         D,
         last_chunk_indices,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
     )
 
 
@@ -225,5 +253,8 @@ def _(
     max_tokens: int,
     D: Tensor | None,
     last_chunk_indices: Tensor | None,
+    checkpoint_chunks: Tensor | None,
+    checkpoint_offsets: Tensor | None,
+    checkpoint_slots: Tensor | None,
 ) -> None:
     return

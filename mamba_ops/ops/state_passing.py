@@ -95,6 +95,9 @@ def state_passing_indexed(
     has_initial_state: Tensor | None,
     write_slots: Tensor,
     write_empty: bool = False,
+    checkpoint_chunks: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_slots: Tensor | None = None,
 ) -> Tensor:
     """Carry the states from chunk to chunk, from cache slots to cache slots: no copy of the state is made.
 
@@ -110,6 +113,12 @@ def state_passing_indexed(
         write_slots: (nseqs,) int32 or int64, any stride, no slot twice.
         write_empty: whether a sequence without chunks writes its initial state too, as `state_cache[write_slots] =
             final_states` would. Slots may then repeat, as they may there; which writer wins is not defined on a GPU.
+        checkpoint_chunks: (nseqs,) int32 or int64 dense. The state behind this chunk of the sequence, which may be its
+            last, is kept: rounded to the dtype of the cache, it goes to a slot of its own as well.
+        checkpoint_offsets: (nseqs,) int32 dense, tokens of the sequence up to there; zero or less means that the
+            sequence keeps nothing, and then the other two are not looked at. No more is made of the number.
+        checkpoint_slots: (nseqs,) int32 or int64, any stride, no slot twice, and none that is read or written by a
+            sequence. Given together, or none of the three.
 
     Returns:
         entering, (nchunks, nheads, headdim, dstate), dtype of the cache.
@@ -117,7 +126,16 @@ def state_passing_indexed(
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6, step 3.
     """
     op_checks.state_passing_indexed(
-        states, dA_cumsum, last_chunk_indices, state_cache, read_slots, has_initial_state, write_slots
+        states,
+        dA_cumsum,
+        last_chunk_indices,
+        state_cache,
+        read_slots,
+        has_initial_state,
+        write_slots,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
     )
     if not runs_kernels(states):
         return _state_passing_indexed_cpu(
@@ -129,6 +147,9 @@ def state_passing_indexed(
             has_initial_state,
             write_slots,
             write_empty,
+            checkpoint_chunks,
+            checkpoint_offsets,
+            checkpoint_slots,
         )
     entering = torch.empty(states.shape, dtype=state_cache.dtype, device=states.device)
     state_passing_launch(
@@ -142,6 +163,9 @@ def state_passing_indexed(
         state_cache,
         write_slots,
         write_empty,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
     ).run()
     return entering
 
@@ -157,8 +181,14 @@ def state_passing_launch(
     final: Tensor,
     write_slots: Tensor | None,
     write_empty: bool,
+    checkpoint_chunks: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_slots: Tensor | None = None,
 ) -> Launch:
-    """The launch behind all three ops; `initial` and `final` are rows, or a cache with the slots to read or write."""
+    """The launch behind all three ops; `initial` and `final` are rows, or a cache with the slots to read or write.
+
+    Checkpoints are only for a `final` that is a cache.
+    """
     _, nheads, headdim, dstate = states.shape
     dim = headdim * dstate
     arguments = (
@@ -171,12 +201,16 @@ def state_passing_launch(
         has_initial_state,
         final,
         write_slots,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
         final.shape[0],
         0 if initial is None else initial.stride(0),
         final.stride(0),
         0 if read_slots is None else read_slots.stride(0),
         0 if has_initial_state is None else has_initial_state.stride(0),
         0 if write_slots is None else write_slots.stride(0),
+        0 if checkpoint_slots is None else checkpoint_slots.stride(0),
     )
     constants = {
         "dim": dim,
@@ -187,6 +221,7 @@ def state_passing_launch(
         "HAS_MASK": has_initial_state is not None,
         "WRITE_TO_SLOTS": write_slots is not None,
         "WRITE_EMPTY": write_empty,
+        "HAS_CHECKPOINTS": checkpoint_slots is not None,
         "BLOCK_SIZE": kernel.BLOCK_SIZE,
         "num_warps": kernel.NUM_WARPS,
     }
@@ -251,9 +286,22 @@ def _state_passing_indexed_cpu(
     has_initial_state: Tensor | None,
     write_slots: Tensor,
     write_empty: bool,
+    checkpoint_chunks: Tensor | None,
+    checkpoint_offsets: Tensor | None,
+    checkpoint_slots: Tensor | None,
 ) -> Tensor:
     return cpu.state_passing_indexed(
-        states, dA_cumsum, last_chunk_indices, state_cache, read_slots, has_initial_state, write_slots, write_empty
+        states,
+        dA_cumsum,
+        last_chunk_indices,
+        state_cache,
+        read_slots,
+        has_initial_state,
+        write_slots,
+        write_empty,
+        checkpoint_chunks,
+        checkpoint_offsets,
+        checkpoint_slots,
     )
 
 
@@ -267,5 +315,8 @@ def _(
     has_initial_state: Tensor | None,
     write_slots: Tensor,
     write_empty: bool,
+    checkpoint_chunks: Tensor | None,
+    checkpoint_offsets: Tensor | None,
+    checkpoint_slots: Tensor | None,
 ) -> Tensor:
     return states.new_empty(states.shape, dtype=state_cache.dtype)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm import direct_region, workspace
-from inductor_passes.vllm.compiled_region import CompiledRegion
+from inductor_passes.vllm.compiled_region import CompiledRegion, compile_region_with_checkpoints
 from inductor_passes.vllm.direct_region import DirectCall, DirectRegion, InOnePass, InStages, over_tensors
 from inductor_passes.vllm.full_tables import FullTables
 from inductor_passes.vllm.region_inputs import LayerShape
+from inductor_passes.vllm.self_check import check_against
 from mamba_ops.ops.launch import Launch
 from tests.vllm.full_step_cases import Captured, Step, random_step
 from tests.vllm.test_region import assert_equals_uncompiled, shape_on
@@ -49,13 +50,15 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> La
     return shape_on("cpu", request.param)._replace(**small, has_conv_bias=random.random() < 0.5)
 
 
-def region_of(direct: DirectRegion, shape: LayerShape, max_tokens: int | None, one_chunk: bool) -> CompiledRegion:
+def region_of(
+    direct: DirectRegion, shape: LayerShape, max_tokens: int | None, one_chunk: bool, checkpoints: bool = False
+) -> CompiledRegion:
     def on_no_stream(call: DirectCall) -> None:
         workspace.workspace(shape.device, 0, 1 << 20).fill_(0xFF)  # NaN in every dtype
         direct.on(0, call)
 
     run = over_tensors(shape, on_no_stream)
-    return CompiledRegion(shape, False, max_tokens, one_chunk, run, Recording(), on_no_stream)
+    return CompiledRegion(shape, checkpoints, max_tokens, one_chunk, run, Recording(), on_no_stream)
 
 
 def test_in_stages(shape: LayerShape) -> None:
@@ -84,6 +87,18 @@ def test_a_step_that_is_one_graph(shape: LayerShape) -> None:
             captured.assert_equals_uncompiled(step, steps=8)
     captured.assert_equals_uncompiled(Step([1, 1], [9, 2], 2), steps=8)
     captured.assert_equals_uncompiled(Step([1, 15], [4, 9], 1), steps=8)
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("max_tokens", [None, 16])
+def test_with_checkpoints(shape: LayerShape, max_tokens: int | None) -> None:
+    """The states on the way, at the edges of chunks and of sequences, as the region keeps them in plain PyTorch."""
+    if max_tokens is None:
+        direct: DirectRegion = InStages(shape, checkpoints=True)
+    else:
+        direct = InOnePass(shape, max_tokens, one_chunk=False, checkpoints=True)
+    region = region_of(direct, shape, max_tokens, one_chunk=False, checkpoints=True)
+    check_against(region, compile_region_with_checkpoints(shape))
 
 
 def test_a_larger_need_gets_memory_of_its_own() -> None:

@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from mamba_ops import ops
 from mamba_ops.kernels.one_pass import most_tokens
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
+from mamba_ops.ops.conv_checkpoint import conv_checkpoint
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 from tests.compile_only_driver import SM90, compile_only
 
@@ -44,6 +45,7 @@ KERNELS = {
     "masked_gather_kernel": {"rows_ptr"},
     "causal_conv_tiled_kernel": {"state_ptr", "out_ptr"},
     "conv_cumsum_kernel": {"state_ptr", "out_ptr", "dt_out_ptr", "dA_cumsum_ptr"},
+    "conv_checkpoint_kernel": {"state_ptr"},
     "one_pass_kernel": {"state_ptr", "out_ptr"},
 }
 # Longest sequences that the kernel in one pass is compiled for.
@@ -79,11 +81,14 @@ def _launch_nodes(
         entering, final = ops.state_passing(states, dA_cumsum, ints, snapshot, state_dtype)
         ops.state_passing_update(states, dA_cumsum, ints, snapshot, cache, ints)
         entering = ops.state_passing_indexed(states, dA_cumsum, ints, cache, ints, has, ints)
+        checkpoints = (ints, ints, ints)
+        ops.state_passing_indexed(states, dA_cumsum, ints, cache, ints, has, ints, False, *checkpoints)
         cb = ops.bmm_chunk(B, B, ints, chunk_size)
         out = torch.empty_like(x)
         ops.chunk_scan(cb, x, dt_out, dA_cumsum, B, entering, ints, out, head, x)
         convolution = (wide, taps, wide[0], ints, conv_cache, ints[1:], has[1:], ints, ints)
         convolved = causal_conv_tiled(*convolution)
+        conv_checkpoint(wide, ints, conv_cache, ints[1:], has[1:], ints[1:], ints[1:], taps.shape[1])
         more, dA_cumsum, dt_out = conv_cumsum(*convolution, dt, head, chunk_size, head, True, ints)
         for max_tokens in sorted({min(most, chunk_size) for most in MAX_TOKENS}):
             for last in (None, ints[1:]):
@@ -91,6 +96,9 @@ def _launch_nodes(
                     continue
                 sequences = (ints, cache, ints[1:], has[1:])
                 ops.one_pass_scan(x, B, B, dt_out, dA_cumsum, *sequences, out, max_tokens, head, last)
+                if last is not None:
+                    kept = (ints[1:], ints[1:], ints[1:])
+                    ops.one_pass_scan(x, B, B, dt_out, dA_cumsum, *sequences, out, max_tokens, head, last, *kept)
         return [out, final, convolved, more]
 
     def tensor(*size: int, dtype: torch.dtype = dtype) -> Tensor:
