@@ -17,11 +17,10 @@ from inductor_passes.vllm.compiled_region import CompiledRegion
 from inductor_passes.vllm.direct_kernel import DirectKernel
 from inductor_passes.vllm.direct_launches import conv_launch, keep_launch, scan_launch, staged_launches
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region_inputs import ALIGNMENT, LayerShape, LayerTensors, StepTensors
+from inductor_passes.vllm.region_inputs import ALIGNMENT, NO_CHECKPOINTS, LayerShape, LayerTensors, StepTensors
 from inductor_passes.vllm.workspace import workspace
 
 Addresses = Sequence[int | None]
-_NO_CHECKPOINTS = (None, None, None)
 
 
 class DirectCall(NamedTuple):
@@ -42,7 +41,7 @@ class DirectCall(NamedTuple):
     out: int
     layer: Addresses
     step: Addresses
-    checkpoints: Addresses = _NO_CHECKPOINTS
+    checkpoints: Addresses = NO_CHECKPOINTS
 
 
 class DirectRegion:
@@ -291,7 +290,7 @@ def over_tensors(shape: LayerShape, direct: Callable[[DirectCall], None]) -> Cal
         projected, out, *rest = (tensor.data_ptr() for tensor in arguments[8:])
         layer: list[int | None] = rest[:nlayer]
         step = rest[nlayer : nlayer + nstep]
-        kept: Addresses = rest[nlayer + nstep :] or _NO_CHECKPOINTS
+        kept: Addresses = rest[nlayer + nstep :] or NO_CHECKPOINTS
         if not shape.has_conv_bias:
             layer.insert(bias_at, None)
         nseqs, nchunks, ntiles, slots_stride, *layer_sizes = sizes

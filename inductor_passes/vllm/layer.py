@@ -176,22 +176,22 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
         if plan.checkpoints is None:
             counters.layer_prefills += 1
             compiled = region.for_step(plan.max_tokens, plan.one_chunk, plan.sizes[1])
-            if compiled.direct is not None:
-                call = DirectCall(
-                    projected.shape[0] - decodes,
-                    plan.sizes,
-                    bound.sizes,
-                    projected.data_ptr() + decodes * region.projected_bytes,
-                    output.data_ptr() + decodes * region.out_bytes,
-                    bound.addresses,
-                    plan.addresses,
-                )
-                compiled.direct(call)
-                return
         else:
-            assert region.with_checkpoints is not None
             counters.layer_checkpoints += 1
-            compiled = region.with_checkpoints
+            compiled = region.for_step_with_checkpoints(plan.max_tokens)
+        if compiled.direct is not None:
+            call = DirectCall(
+                projected.shape[0] - decodes,
+                plan.sizes,
+                bound.sizes,
+                projected.data_ptr() + decodes * region.projected_bytes,
+                output.data_ptr() + decodes * region.out_bytes,
+                bound.addresses,
+                plan.addresses,
+                plan.checkpoint_addresses,
+            )
+            compiled.direct(call)
+            return
         projected, output = projected[decodes:], output[decodes:].view(-1, region.shape.nheads, region.shape.headdim)
         arguments = [projected.shape[0], *plan.sizes, *bound.sizes, projected, output]
         arguments += bound.tensors
@@ -205,7 +205,7 @@ class SnapshotFreeMixer2(MambaMixer2):  # type: ignore[misc]
             return Decline.NOT_BUILT
         if plan.decline is not None:
             return plan.decline
-        if plan.checkpoints is not None and region.with_checkpoints is None:
+        if plan.checkpoints is not None and not region.keeps_checkpoints:
             return Decline.CHECKPOINTS
         self._bind(region, plan.sizes[3])
         if self._bound is None:

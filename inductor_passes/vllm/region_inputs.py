@@ -114,3 +114,7 @@ class CheckpointTensors(NamedTuple):
     chunks: Tensor
     offsets: Tensor
     slots: Tensor
+
+
+# In place of the addresses of `CheckpointTensors`, where a step has none.
+NO_CHECKPOINTS = (None, None, None)

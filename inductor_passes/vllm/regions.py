@@ -41,7 +41,7 @@ class Region:
 
     Attributes:
         shape: of the layers.
-        with_checkpoints: for steps that keep states in the middle of a prefill, or None.
+        keeps_checkpoints: whether a step may keep states in the middle of a prefill.
         in_full_step: for short steps that are captured as one graph, or None. They are launched by address.
         row_bytes: what divides the size of a token's row in both activations.
         projected_bytes, out_bytes: of a token's row in either.
@@ -52,25 +52,26 @@ class Region:
         "_choices",
         "_general",
         "_staged",
+        "_with_checkpoints",
         "in_full_step",
+        "keeps_checkpoints",
         "misaligned",
         "out_bytes",
         "projected_bytes",
         "row_bytes",
         "shape",
-        "with_checkpoints",
     )
 
     def __init__(
         self,
         general: CompiledRegion,
-        with_checkpoints: CompiledRegion | None,
+        with_checkpoints: list[CompiledRegion],
         one_pass: list[CompiledRegion],
         staged: CompiledRegion | None,
     ) -> None:
         self.shape = shape = general.shape
-        self.with_checkpoints = with_checkpoints
         self._general, self._staged = general, staged
+        self._with_checkpoints, self.keeps_checkpoints = with_checkpoints, bool(with_checkpoints)
         with_edges = (each for each in reversed(one_pass) if each.direct and not each.one_chunk)
         self.in_full_step = next(with_edges, None)
         self._choices = tuple((region.max_tokens or 0, region.one_chunk, region) for region in one_pass)
@@ -93,6 +94,13 @@ class Region:
         if self._staged is not None and nchunks <= MOST_DIRECT_CHUNKS:
             return self._staged
         return self._general
+
+    def for_step_with_checkpoints(self, max_tokens: int) -> CompiledRegion:
+        """The fastest for a step with checkpoints, where it `keeps_checkpoints`."""
+        fits = (
+            region for region in self._with_checkpoints if region.max_tokens is None or max_tokens <= region.max_tokens
+        )
+        return next(fits)
 
 
 def region_for(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
@@ -124,24 +132,42 @@ def recordings() -> list[Recording]:
 
 
 def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
-    compiled = [
-        compiler(shape, eliminate=options.eliminate)
-        for compiler in (compile_region, *([compile_region_with_checkpoints] if checkpoints else []))
-    ]
-    for region in compiled:
-        counters.compiled(region.report)
-        _recordings.append(region.recording)
-        if options.dump:
-            write_down(region, Path(options.dump))
-        if options.self_check:
-            self_check(region)
-    one_pass = (
-        _tried(_one_pass_forms(shape, options), compiled[0], options) if options.one_pass and options.eliminate else []
-    )
-    staged = _tried([lambda: direct_region(shape)], compiled[0], options) if _by_address(shape, options) else []
+    general = _checked(compile_region(shape, eliminate=options.eliminate), options)
+    one_pass: list[CompiledRegion] = []
+    if options.one_pass and options.eliminate:
+        one_pass = _tried(_one_pass_forms(shape, options), general, options)
+    staged, with_checkpoints = None, []
+    if _by_address(shape, options):
+        staged = next(iter(_tried([lambda: direct_region(shape)], general, options)), None)
+        if checkpoints:
+            with_checkpoints = _launched_with_checkpoints(shape, one_pass, general, options)
+    if checkpoints and not with_checkpoints:
+        with_checkpoints = [_checked(compile_region_with_checkpoints(shape, eliminate=options.eliminate), options)]
     shortcut = f"; up to {one_pass[-1].max_tokens} new tokens run in one pass" if one_pass else ""
-    logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(compiled[0]), shortcut)
-    return Region(compiled[0], compiled[1] if checkpoints else None, one_pass, staged[0] if staged else None)
+    logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(general), shortcut)
+    return Region(general, with_checkpoints, one_pass, staged)
+
+
+def _checked(region: CompiledRegion, options: Options) -> CompiledRegion:
+    counters.compiled(region.report)
+    _recordings.append(region.recording)
+    if options.dump:
+        write_down(region, Path(options.dump))
+    if options.self_check:
+        self_check(region)
+    return region
+
+
+def _launched_with_checkpoints(
+    shape: LayerShape, one_pass: list[CompiledRegion], general: CompiledRegion, options: Options
+) -> list[CompiledRegion]:
+    """By the number of tokens that they take, the last any number; empty if there are none, or not for any number."""
+    any_length = _tried([lambda: direct_region(shape, checkpoints=True)], general, options)
+    if not any_length:
+        return []
+    lengths = [region.max_tokens for region in one_pass if region.max_tokens and not region.one_chunk]
+    makers = [functools.partial(direct_region_in_one_pass, shape, most, False, checkpoints=True) for most in lengths]
+    return _tried(makers, general, options) + any_length
 
 
 def _tried(

@@ -39,14 +39,15 @@ def self_check(region: CompiledRegion) -> None:
     """Raise RuntimeError if the region depends on what else is in a batch, or touches a slot that it does not own."""
     with torch.inference_mode(False), torch.no_grad(), torch.device(region.shape.device):
         generator = torch.Generator(region.shape.device).manual_seed(0)
-        projected = random((sum(_BATCH.lengths), region.shape.projected), region.shape.dtype, generator)
+        batch = _BATCH if region.checkpoints else _BATCH._replace(checkpoints=(0,) * len(_SLOTS))
+        projected = random((sum(batch.lengths), region.shape.projected), region.shape.dtype, generator)
         together = _layer(region.shape, generator)
         alone = with_own_caches(together)
-        out = _run(region, _BATCH, projected, together, range(len(_SLOTS)))
-        starts = torch.tensor((0, *_BATCH.lengths)).cumsum(0).tolist()
-        for sequence, (start, length) in enumerate(zip(starts, _BATCH.lengths, strict=False)):
+        out = _run(region, batch, projected, together, range(len(_SLOTS)))
+        starts = torch.tensor((0, *batch.lengths)).cumsum(0).tolist()
+        for sequence, (start, length) in enumerate(zip(starts, batch.lengths, strict=False)):
             rows = slice(start, start + length)
-            alone_out = _run(region, _BATCH, projected[rows].clone(), alone, (sequence,))
+            alone_out = _run(region, batch, projected[rows].clone(), alone, (sequence,))
             _require_equal(f"the output of sequence {sequence}", out[rows], alone_out)
         _require_equal("the states", together.ssm_state, alone.ssm_state)
         _require_equal("the convolution's states", together.conv_state, alone.conv_state)
@@ -57,32 +58,66 @@ def self_check(region: CompiledRegion) -> None:
 
 
 def check_against(region: CompiledRegion, general: CompiledRegion) -> None:
-    """Raise RuntimeError if a faster region differs in a bit from the one that the pass was run on."""
-    chunk = region.shape.chunk_size
-    most = region.max_tokens or 2 * chunk + 5
-    contexts = (0, chunk, 0, 2 * chunk, chunk) if region.one_chunk else (0, chunk - 1, chunk - 7, 2 * chunk - 2, 0)
-    lengths = (1, most, most // 2, 3, most - 1)
-    batches = [_Batch(lengths, contexts, (0,) * 5)]
-    if region.checkpoints:
-        # With and without enough tokens before the checkpoint for the convolution, at the edge of a chunk, at the last
-        # token; and a sequence without.
-        history = region.shape.width - 1
-        batches = [
-            _Batch(lengths, contexts, (1, most // 2, 0, 2, min(history, most - 1))),
-            _Batch(lengths, contexts, (0, most, 1, 3, min(history + 1, most - 1))),
-        ]
+    """Raise RuntimeError if a faster region differs in a bit from the one that the pass was run on.
+
+    The general region need not keep checkpoints: a checkpoint is what it leaves of a prefill that ends there.
+    """
     with torch.inference_mode(False), torch.no_grad(), torch.device(region.shape.device):
         generator = torch.Generator(region.shape.device).manual_seed(1)
-        projected = random((sum(lengths), region.shape.projected), region.shape.dtype, generator)
+        batches = _batches(region)
+        ntokens = sum(batches[0].lengths)
+        projected = random((ntokens, region.shape.projected), region.shape.dtype, generator)
         ours = _layer(region.shape, generator)
         theirs = with_own_caches(ours)
         for batch, sequences in itertools.product(batches, (range(5), range(1, 2))):
             start = 0 if len(sequences) > 1 else 1
-            rows = projected[start : start + sum(lengths[sequence] for sequence in sequences)].clone()
+            rows = projected[start : start + sum(batch.lengths[sequence] for sequence in sequences)].clone()
+            ended = with_own_caches(theirs)
             out = _run(region, batch, rows, ours, sequences)
             _require_equal("the output", out, _run(general, batch, rows, theirs, sequences))
+            if not general.checkpoints:
+                _keep_checkpoints(general, batch, rows, theirs, ended, sequences)
             _require_equal("the states", ours.ssm_state, theirs.ssm_state)
             _require_equal("the convolution's states", ours.conv_state, theirs.conv_state)
+
+
+def _batches(region: CompiledRegion) -> list[_Batch]:
+    chunk = region.shape.chunk_size
+    most = region.max_tokens or 2 * chunk + 5
+    contexts = (0, chunk, 0, 2 * chunk, chunk) if region.one_chunk else (0, chunk - 1, chunk - 7, 2 * chunk - 2, 0)
+    lengths = (1, most, most // 2, 3, most - 1)
+    if not region.checkpoints:
+        return [_Batch(lengths, contexts, (0,) * 5)]
+    # With and without enough tokens before the checkpoint for the convolution, at the edge of a chunk, at the last
+    # token; and a sequence without.
+    history = region.shape.width - 1
+    return [
+        _Batch(lengths, contexts, (1, most // 2, 0, 2, min(history, most - 1))),
+        _Batch(lengths, contexts, (0, most, 1, 3, min(history + 1, most - 1))),
+    ]
+
+
+def _keep_checkpoints(
+    general: CompiledRegion,
+    batch: _Batch,
+    rows: Tensor,
+    layer: LayerTensors,
+    ended: LayerTensors,
+    sequences: range | tuple[int, ...],
+) -> None:
+    """Keep the checkpoints of a batch, by way of prefills that end there; `ended`: the layer before the batch."""
+    starts = torch.tensor((0, *(batch.lengths[sequence] for sequence in sequences))).cumsum(0).tolist()
+    kept = [
+        (sequence, start) for sequence, start in zip(sequences, starts, strict=False) if batch.checkpoints[sequence]
+    ]
+    if not kept:
+        return
+    until = torch.cat([rows[start : start + batch.checkpoints[sequence]] for sequence, start in kept])
+    shorter = batch._replace(lengths=batch.checkpoints, checkpoints=(0,) * len(batch.lengths))
+    _run(general, shorter, until, ended, tuple(sequence for sequence, _ in kept))
+    for sequence, _ in kept:
+        for cache, ended_cache in ((layer.conv_state, ended.conv_state), (layer.ssm_state, ended.ssm_state)):
+            cache[_CHECKPOINT_SLOTS[sequence]] = ended_cache[_SLOTS[sequence]]
 
 
 def _run(
@@ -92,7 +127,7 @@ def _run(
     lengths = [batch.lengths[sequence] for sequence in sequences]
     contexts = [batch.contexts[sequence] for sequence in sequences]
     offsets = torch.tensor((0, *lengths)).cumsum(0).tolist()
-    splits = [batch.checkpoints[sequence] if region.checkpoints else 0 for sequence in sequences]
+    splits = [batch.checkpoints[sequence] for sequence in sequences]  # a chunk ends there, whether it is kept or not
     metadata = build_chunk_metadata(offsets, shape.chunk_size, contexts, splits, shape.device)
     tiles = [(row, tile) for row, length in enumerate(lengths) for tile in range(-(-length // BLOCK_TOKENS))]
     # The slots are a column of a table, and everything is at an odd address, as vLLM's may be.

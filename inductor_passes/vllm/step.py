@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inductor_passes.vllm.decline import Decline
-from inductor_passes.vllm.region_inputs import CheckpointTensors, StepTensors
+from inductor_passes.vllm.region_inputs import NO_CHECKPOINTS, CheckpointTensors, StepTensors
 from mamba_ops.kernels.causal_conv_tiled import BLOCK_TOKENS
 
 # The name of both, among the metadata's attributes and in the table of tiles.
@@ -42,7 +42,7 @@ class StepPlan:
         decline: why vLLM's own code runs, or None.
         tensors: of the sequences in prefill. checkpoints: of the states kept in the middle of them, or None.
         sizes: nseqs, nchunks, ntiles, slots_stride; see `Sizes`.
-        addresses: of these tensors.
+        addresses, checkpoint_addresses: of these tensors; None for those of checkpoints that there are not.
         max_tokens: no sequence is longer. one_chunk: whether each is one chunk.
         num_decode_tokens: tokens in front of those in prefill.
         decodes: those that may be launched by address, or None if there are none or they are something else.
@@ -51,6 +51,7 @@ class StepPlan:
     __slots__ = (
         "_without_prefill",
         "addresses",
+        "checkpoint_addresses",
         "checkpoints",
         "decline",
         "decodes",
@@ -64,6 +65,7 @@ class StepPlan:
     def __init__(self, metadata: Any, device: torch.device) -> None:
         self.num_decode_tokens: int = metadata.num_decode_tokens
         self.checkpoints = _checkpoint_tensors(metadata)
+        self.checkpoint_addresses: tuple[int | None, ...] = NO_CHECKPOINTS
         tiles, slots = metadata.nums_dict, _slots(metadata)
         found = tiles.get(PLAN) if tiles and self.checkpoints is None else None
         self.decline: Decline | None = None
@@ -78,7 +80,9 @@ class StepPlan:
             if self.decline is None:
                 in_common = _in_common(self.tensors, _longest(metadata))
                 _, self.addresses, self.sizes, self.max_tokens, self.one_chunk = in_common
-                if tiles and self.checkpoints is None:
+                if self.checkpoints is not None:
+                    self.checkpoint_addresses = tuple(tensor.data_ptr() for tensor in self.checkpoints)
+                elif tiles:
                     tiles[PLAN] = in_common
         if device.type == "cpu" and self.decline is None and slots.unique().shape[0] != slots.shape[0]:
             self.decline = Decline.SHARED_SLOT  # only in warm-up runs, whose sequences have no slots of their own

@@ -92,13 +92,14 @@ def test_a_step_that_is_one_graph(shape: LayerShape) -> None:
 @pytest.mark.fault(13)
 @pytest.mark.parametrize("max_tokens", [None, 16])
 def test_with_checkpoints(shape: LayerShape, max_tokens: int | None) -> None:
-    """The states on the way, at the edges of chunks and of sequences, as the region keeps them in plain PyTorch."""
+    """The states on the way, as the region keeps them in plain PyTorch, and as prefills that end there leave them."""
     if max_tokens is None:
         direct: DirectRegion = InStages(shape, checkpoints=True)
     else:
         direct = InOnePass(shape, max_tokens, one_chunk=False, checkpoints=True)
     region = region_of(direct, shape, max_tokens, one_chunk=False, checkpoints=True)
     check_against(region, compile_region_with_checkpoints(shape))
+    check_against(region, region_of(InStages(shape), shape, None, one_chunk=False))
 
 
 def test_a_larger_need_gets_memory_of_its_own() -> None:

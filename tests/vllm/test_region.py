@@ -215,6 +215,21 @@ def test_stages_launched_by_address(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("max_tokens", [None, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_checkpoints_launched_by_address(max_tokens: int | None, dtype: torch.dtype) -> None:
+    """The same bits as kept by compiled code, and as left by prefills that end where the checkpoints are."""
+    shape = shape_on("cuda:0", dtype)
+    if max_tokens is None:
+        region = direct_region(shape, checkpoints=True)
+    else:
+        region = direct_region_in_one_pass(shape, max_tokens, one_chunk=False, checkpoints=True)
+    check_against(region, compile_region_with_checkpoints(shape))
+    check_against(region, compile_region(shape))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("max_tokens", [32, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_conv_bias", [True, False])
