@@ -172,6 +172,13 @@ def test_self_check_passes(compiler: object, device: str, dtype: torch.dtype) ->
     self_check(compiler(shape_on(device, dtype)))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_self_check_passes_where_long_sums_cancel(device: str) -> None:
+    """A state of 128 and chunks of 256, as in Granite-4.0-h: what a CPU adds up in another order differs by more."""
+    shape = shape_on(device)._replace(headdim=64, dstate=128, ngroups=1, chunk_size=256)
+    self_check(compile_region(shape._replace(conv_strides=(1, shape.conv_dim))))
+
+
 @pytest.mark.gpu
 @pytest.mark.fault(20)
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
