@@ -1,9 +1,10 @@
-"""The stages of the SSD prefill as PyTorch ops, each usable on its own and under `torch.compile`."""
+"""The stages of the SSD prefill and the checkpoints before it as PyTorch ops, usable each on its own and compiled."""
 
 from mamba_ops.ops.bmm_chunk import bmm_chunk
 from mamba_ops.ops.chunk_cumsum import chunk_cumsum
 from mamba_ops.ops.chunk_scan import chunk_scan
 from mamba_ops.ops.chunk_state import chunk_state
+from mamba_ops.ops.conv_checkpoint import conv_checkpoint
 from mamba_ops.ops.masked_gather import masked_gather
 from mamba_ops.ops.one_pass import one_pass_scan
 from mamba_ops.ops.opaque import read_real_buffers
@@ -14,6 +15,7 @@ __all__ = [
     "chunk_cumsum",
     "chunk_scan",
     "chunk_state",
+    "conv_checkpoint",
     "masked_gather",
     "one_pass_scan",
     "state_passing",
