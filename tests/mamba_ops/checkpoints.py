@@ -72,11 +72,12 @@ class KeptInputs:
 def keep_inputs(
     conv: TiledCase, until: list[int], index_dtype: torch.dtype = torch.int32, negative: bool = False
 ) -> KeptInputs:
-    """Checkpoints after so many tokens of the sequences; who keeps nothing names no slot, and neither does padding."""
+    """Checkpoints after so many tokens of the sequences; who keeps nothing names a free slot or none, padding none."""
     num_slots, lengths = conv.conv_state.shape[0], conv.cu_seqlens.diff().tolist()
     taken = {slot % num_slots for slot, length in zip(conv.slots.tolist(), lengths, strict=True) if length}
     free = [slot for slot in torch.randperm(num_slots).tolist() if slot not in taken]
-    slots = [free.pop() - num_slots * negative if offset > 0 else NO_SLOT for offset in until]
+    named = [offset > 0 or bool(torch.rand(()) < 0.5) for offset in until]
+    slots = [free.pop() - num_slots * negative if is_named else NO_SLOT for is_named in named]
     for b, length in enumerate(lengths):
         if not length:
             conv.slots[b] = NO_SLOT
@@ -178,10 +179,11 @@ def kept_states(draw: st.DrawFn, device: str = "cpu") -> KeptStates:
     live = {read[b] for b in used if has is None or has[b]}
     chunks, until = [], []
     for b, count in enumerate(counts):
-        keeps = count > 0 and draw(st.booleans())
-        chunks.append(draw(st.integers(ends[b], ends[b + 1] - 1)) if keeps else NO_SLOT)
-        until.append(draw(st.integers(1, 99)) if keeps else draw(st.integers(-1, 0)))
-        keep[b] = keep[b] - num_slots * draw(st.integers(0, 1)) if keeps else NO_SLOT
+        # Who keeps nothing may name a chunk and a slot all the same, or what does not exist.
+        until.append(draw(st.integers(-1, 99)) if count else draw(st.integers(-1, 0)))
+        is_named = until[b] > 0 or (count > 0 and draw(st.booleans()))
+        chunks.append(draw(st.integers(ends[b], ends[b + 1] - 1)) if is_named else NO_SLOT)
+        keep[b] = keep[b] - num_slots * draw(st.integers(0, 1)) if is_named else NO_SLOT
         if b not in used:
             read[b] = write[b] = draw(st.sampled_from([NO_SLOT, *order]))
     with torch.device(device):
@@ -282,7 +284,7 @@ def kept_scans(
     has = [draw(st.booleans()) for _ in lengths]
     live = [slot for slot, length, read in zip(slots, lengths, has, strict=True) if length and read]
     for b, length in enumerate(lengths):
-        keep[b] = keep[b] - num_slots * draw(st.integers(0, 1)) if until[b] else NO_SLOT
+        keep[b] = keep[b] - num_slots * draw(st.integers(0, 1)) if until[b] or draw(st.booleans()) else NO_SLOT
         if not length:
             slots[b] = draw(st.sampled_from([NO_SLOT, *order]))
     with torch.device(device):
@@ -300,8 +302,8 @@ def kept_scans(
         ends = batch.metadata.cu_chunk_seqlens
         most = min(64, shape.chunk_size)
         chunks = [
-            ends.tolist().index(start + kept) - 1 if kept else NO_SLOT
-            for start, kept in zip(starts, until, strict=False)
+            ends.tolist().index(start + kept) - 1 if kept else draw(st.sampled_from([NO_SLOT, last]))
+            for start, kept, last in zip(starts, until, batch.metadata.last_chunk_indices.tolist(), strict=False)
         ]
         return KeptScan(
             batch,
