@@ -1,4 +1,8 @@
-"""The stages of the SSD prefill and the checkpoints before it as PyTorch ops, usable each on its own and compiled."""
+"""The stages of the SSD prefill as PyTorch ops, each usable on its own and under `torch.compile`.
+
+The convolution before them is in modules of its own, as its plain PyTorch form needs this package; only the op that
+keeps its checkpoints is here.
+"""
 
 from mamba_ops.ops.bmm_chunk import bmm_chunk
 from mamba_ops.ops.chunk_cumsum import chunk_cumsum

@@ -180,7 +180,7 @@ def kept_states(draw: st.DrawFn, device: str = "cpu") -> KeptStates:
     chunks, until = [], []
     for b, count in enumerate(counts):
         # Who keeps nothing may name a chunk and a slot all the same, or what does not exist.
-        until.append(draw(st.integers(-1, 99)) if count else draw(st.integers(-1, 0)))
+        until.append(draw(st.integers(1, 99)) if count and draw(st.booleans()) else draw(st.integers(-1, 0)))
         is_named = until[b] > 0 or (count > 0 and draw(st.booleans()))
         chunks.append(draw(st.integers(ends[b], ends[b + 1] - 1)) if is_named else NO_SLOT)
         keep[b] = keep[b] - num_slots * draw(st.integers(0, 1)) if is_named else NO_SLOT
@@ -277,7 +277,7 @@ def kept_scans(
     shape = draw(st.sampled_from(shapes))
     lengths = draw(st.lists(st.one_of(st.sampled_from([0, 1, 15, 16, 17]), st.integers(0, 80)), max_size=5))
     nseqs, starts = len(lengths), offsets(lengths)
-    until = [draw(st.integers(0, length)) for length in lengths]
+    until = [draw(st.one_of(st.just(0), st.integers(0, length))) for length in lengths]
     num_slots = 2 * nseqs + draw(st.integers(1, 3))
     order = draw(st.permutations(range(num_slots)))
     slots, keep = list(order[:nseqs]), list(order[nseqs : 2 * nseqs])
