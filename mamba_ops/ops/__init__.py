@@ -11,7 +11,7 @@ from mamba_ops.ops.chunk_state import chunk_state
 from mamba_ops.ops.conv_checkpoint import conv_checkpoint
 from mamba_ops.ops.masked_gather import masked_gather
 from mamba_ops.ops.one_pass import one_pass_scan
-from mamba_ops.ops.opaque import read_real_buffers
+from mamba_ops.ops.opaque import read_before_write
 from mamba_ops.ops.state_passing import state_passing, state_passing_indexed, state_passing_update
 
 __all__ = [
@@ -27,4 +27,4 @@ __all__ = [
     "state_passing_update",
 ]
 
-read_real_buffers(f"{name}_cpu" for name in __all__)
+read_before_write(f"{name}_cpu" for name in __all__)
