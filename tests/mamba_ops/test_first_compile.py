@@ -1,4 +1,4 @@
-"""What has read a cache stays as it was read, however late Inductor evaluates it, also in what a process compiles first."""
+"""What has read a cache stays as it was, however late Inductor evaluates it, also in what a process compiles first."""
 
 from __future__ import annotations
 
