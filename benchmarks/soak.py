@@ -6,8 +6,10 @@ Both engines get one stream of requests with random lengths, shared prefixes, ar
 Some requests are given up while they wait, in the middle of their prefill or of their answer; the cache is so small
 that others are preempted; on a GPU the engines sleep and wake in between. All of it counts in steps of the engine, so
 that both run the same batches and can be compared bit by bit. Cases `responses`, `preemptions`, `aborts`, `compiles`
-and `memory` (bytes by which the process grew after the first fifth of the run) go into results/soak.json after every
-tenth of the run. Without a GPU it runs on engines for CPUs, one after the other, in FP32 and within a tolerance.
+(reports of vLLM's JIT monitor that one engine has and the other not: vLLM compiles some kernels of its sampler when a
+request first asks for them) and `memory` (bytes by which the process grew after the first fifth of the run) go into
+results/soak.json after every tenth of the run. Without a GPU it runs on engines for CPUs, one after the other, in FP32
+and within a tolerance.
 """
 
 from __future__ import annotations

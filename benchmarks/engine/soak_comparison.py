@@ -30,7 +30,10 @@ def rows(ours: Side, stock: Side, tolerance: float) -> list[Row]:
     aborted = [sum(side["aborted"].values()) for side in (stock, ours)]
     when = ", ".join(f"{kind} {count}" for kind, count in sorted(ours["aborted"].items()))
     made.append(_both("aborts", "count", "1", *aborted, n, when))
-    made.append(_both("compiles", "count", "1", len(stock["compiles"]), len(ours["compiles"]), n, _compiled(ours)))
+    compiled = [Counter(side["compiles"]) for side in (stock, ours)]
+    both = compiled[0] & compiled[1]
+    alone = [reports - both for reports in compiled]
+    made.append(_both("compiles", "count", "1", *(each.total() for each in alone), n, _compiled(ours, alone[1], both)))
     kind = "allocated" if "allocated" in ours["memory"][0] else "resident"
     note = f"{kind}, largest after a tenth of the run less that after tenth {WARM_UP}"
     grown = [_growth([each[kind] for each in side["memory"]]) for side in (stock, ours)]
@@ -42,11 +45,12 @@ def _growth(series: list[int]) -> int:
     return max(series[WARM_UP - 1 :], default=0) - series[WARM_UP - 1] if len(series) >= WARM_UP else 0
 
 
-def _compiled(ours: Side) -> str:
+def _compiled(ours: Side, alone: Counter[str], both: Counter[str]) -> str:
     monitor = "reports of vLLM's JIT monitor" if all(ours["monitored"]) else "vLLM's JIT monitor is not active here"
     taken = sum(worker["layer_prefills"] + worker["layer_checkpoints"] for worker in ours["served"])
     declined: Counter[str] = sum((Counter(worker["declined"]) for worker in ours["served"]), Counter())
-    return "; ".join([f"{monitor}, layer prefills taken {taken}, declined {dict(declined)}", *ours["compiles"]])
+    first = f"{monitor} that the other engine has not, layer prefills taken {taken}, declined {dict(declined)}"
+    return "; ".join([first, *alone.elements(), f"both engines: {', '.join(both.elements()) or 'none'}"])
 
 
 def _both(case: str, metric: str, unit: str, stock: int, ours: int, n: int, note: str = "") -> Row:

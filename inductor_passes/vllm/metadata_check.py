@@ -53,7 +53,9 @@ def why_not(builder: Any, stock: Any) -> str | None:
     Args:
         builder: ours. stock: the same object, whose methods are vLLM's.
     """
-    key = (type(builder), builder.kv_cache_spec, builder.chunk_size, builder.device)
+    cache = builder.vllm_config.cache_config
+    keeps = tuple(getattr(cache, name, None) for name in ("hash_block_size", "cache_hit_alignment_tokens"))
+    key = (type(builder), builder.kv_cache_spec, builder.chunk_size, builder.device, keeps)
     if key not in _found:
         with torch.inference_mode():
             try:
@@ -68,7 +70,7 @@ def why_not(builder: Any, stock: Any) -> str | None:
 
 
 def _difference(builder: Any, stock: Any) -> str | None:
-    for number, batch in enumerate(_BATCHES):
+    for number, batch in enumerate(_batches(builder)):
         tables = [_block_table(builder, batch, first) for first in (1, 1000)]
         theirs, ours = (_common(builder, batch, tables[0]) for _ in range(2))
         expected = stock.build(0, theirs)
@@ -85,6 +87,17 @@ def _difference(builder: Any, stock: Any) -> str | None:
             if wrong:
                 return f"{', '.join(wrong)} of batch {number} would not be what it builds"
     return None
+
+
+def _batches(builder: Any) -> tuple[_Batch, ...]:
+    cache, spec = builder.vllm_config.cache_config, builder.kv_cache_spec
+    if cache.mamba_cache_mode != "align" or not getattr(spec, "num_prefill_checkpoint_blocks", 0):
+        return _BATCHES
+    # States are kept on the way in prefills over several blocks, if these begin where a prefix may end.
+    chunks = -(-2 * spec.block_size // builder.chunk_size)
+    lengths = (_ONE, (chunks, 1), (chunks, 7), (0, 2), (2 * chunks, 3))
+    contexts = ((0, 9), _NONE, (0, 5), _NONE, (0, spec.block_size))
+    return (*_BATCHES, _Batch(lengths, contexts, (False, True, True, True, True)))
 
 
 def _common(builder: Any, batch: _Batch, block_table: Tensor) -> Any:

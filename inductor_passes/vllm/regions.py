@@ -142,7 +142,10 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
         if checkpoints:
             with_checkpoints = _launched_with_checkpoints(shape, one_pass, general, options)
     if checkpoints and not with_checkpoints:
-        with_checkpoints = [_checked(compile_region_with_checkpoints(shape, eliminate=options.eliminate), options)]
+        compiled = _checked(compile_region_with_checkpoints(shape, eliminate=options.eliminate), options)
+        if options.self_check:
+            check_against(compiled, general)
+        with_checkpoints = [compiled]
     shortcut = f"; up to {one_pass[-1].max_tokens} new tokens run in one pass" if one_pass else ""
     logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(general), shortcut)
     return Region(general, with_checkpoints, one_pass, staged)

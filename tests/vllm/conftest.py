@@ -101,7 +101,7 @@ def run(
         own_process: str = "",
         logprobs: int | None = 1,
         zero: tuple[int, ...] = (),
-        take_attributes: bool = False,
+        disturb: str = "",
         reset: bool = True,
         sleep: bool = False,
         **engine: Any,
@@ -113,7 +113,7 @@ def run(
             own_process: a name for a process that runs this job only and has `environment` from its start.
             logprobs: of how many other tokens there are log-probabilities, or None for none at all.
             zero: the schedules during which cached states are zeroed after every step.
-            take_attributes: whether each layer lacks another attribute of the contract when it is first called.
+            disturb: what makes layers different from what the plugin expects; a function of `engine.py`.
             reset: whether a schedule starts with an empty prefix cache.
             sleep: whether the engine sleeps and wakes before a schedule.
             engine: arguments of LLM.
@@ -125,7 +125,7 @@ def run(
             "schedules": schedules,
             "logprobs": logprobs,
             "zero": zero,
-            "take_attributes": take_attributes,
+            "disturb": disturb,
             "reset_prefix_cache": reset,
             "sleep": sleep,
         }

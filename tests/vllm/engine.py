@@ -11,7 +11,7 @@ A job has
     logprobs: of how many other tokens there are log-probabilities, or null for none at all;
     zero: the numbers of schedules in which cached states are zeroed after every step;
     reset_prefix_cache, sleep: whether that is done before each schedule (the latter with waking up);
-    take_attributes: whether each Mamba2 layer lacks another attribute of the contract when it is first called.
+    disturb: "" or the name of a function of this file that makes layers different from what the plugin expects.
 
 The result has, by schedule and request, the tokens, the log-probability of each, and whether it was aborted; or else
 an error.
@@ -24,13 +24,14 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.compilation.counter import compilation_counter
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -40,8 +41,8 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     before, captured = counted(), compilation_counter.num_cudagraph_captured
-    if job["take_attributes"]:
-        take_attributes()
+    if job["disturb"]:
+        globals()[job["disturb"]]()
     llm = LLM(model=job["model"], skip_tokenizer_init=True, seed=0, disable_log_stats=False, **job["engine"])
     try:
         results = [run_schedule(llm, number, events, job) for number, events in enumerate(job["schedules"])]
@@ -114,14 +115,21 @@ def names_of_backends(model: Any) -> list[str]:
     return [module.get_attn_backend().__name__ for module in model.modules() if isinstance(module, MambaMixer2)]
 
 
-def take_attributes() -> None:
-    """What is taken from a layer is given back after its first call, so that vLLM's own code can do the second."""
-    from inductor_passes.vllm.contract import LAYER_ATTRIBUTES
+def before_each_call(change: Callable[..., None]) -> None:
+    """Have `change` called with every layer and the arguments of its forward, which it calls."""
     from inductor_passes.vllm.layer import SnapshotFreeMixer2
 
-    forward, taken = SnapshotFreeMixer2.conv_ssm_forward, {}
+    forward = SnapshotFreeMixer2.conv_ssm_forward
+    SnapshotFreeMixer2.conv_ssm_forward = lambda layer, **arguments: change(layer, forward, **arguments)
 
-    def first_without(layer: Any, **arguments: Any) -> None:
+
+def take_attributes() -> None:
+    """Another attribute of the contract from each layer. It is given back after the first call, for vLLM's own code."""
+    from inductor_passes.vllm.contract import LAYER_ATTRIBUTES
+
+    taken: dict[str, str] = {}
+
+    def first_without(layer: Any, forward: Callable[..., None], **arguments: Any) -> None:
         if layer.prefix not in taken and len(taken) < len(LAYER_ATTRIBUTES):
             name = taken[layer.prefix] = LAYER_ATTRIBUTES[len(taken)]
             kept = getattr(layer, name)
@@ -131,7 +139,37 @@ def take_attributes() -> None:
             object.__setattr__(layer, name, kept)
         forward(layer, **arguments)
 
-    SnapshotFreeMixer2.conv_ssm_forward = first_without
+    before_each_call(first_without)
+
+
+def other_caches() -> None:
+    """Caches whose slots lie at a distance that the plugin has not compiled for."""
+    moved = set()
+
+    def with_other_caches(layer: Any, forward: Callable[..., None], **arguments: Any) -> None:
+        if layer.prefix not in moved and len(layer.kv_cache) > 1 and layer.kv_cache[1].shape[0] > 1:
+            moved.add(layer.prefix)
+            layer.kv_cache = tuple(farther_apart(cache) for cache in layer.kv_cache)
+        forward(layer, **arguments)
+
+    before_each_call(with_other_caches)
+
+
+def farther_apart(cache: torch.Tensor) -> torch.Tensor:
+    step = cache[0].numel() + 1
+    moved = cache.new_zeros(cache.shape[0], step)[:, : step - 1].view(cache.shape)
+    return moved.copy_(cache)
+
+
+def sparse_activations() -> None:
+    """Activations that are columns of a wider tensor."""
+
+    def with_sparse(layer: Any, forward: Callable[..., None], projected_states: torch.Tensor, output: Any) -> None:
+        wide = projected_states.new_zeros(projected_states.shape[0], projected_states.shape[1] + 8)
+        wide[:, :-8] = projected_states
+        forward(layer, projected_states=wide[:, :-8], output=output)
+
+    before_each_call(with_sparse)
 
 
 def zero_states(model: Any) -> None:

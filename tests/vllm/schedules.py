@@ -28,11 +28,13 @@ def around_edges(chunk: int, budget: int) -> list[Event]:
     return [add(3 * i, f"r{i}", prompt(i, length), 5) for i, length in enumerate(lengths)]
 
 
-def shared_prefixes(cuts: tuple[int, ...] = (255, 256, 257, 300, 384, 385, 500)) -> list[Event]:
-    """Prompts that begin alike for so many tokens, and go on for 1, 20 or 130 of their own."""
-    base = prompt(1000, 500)
-    tails = [base[:cut] + prompt(cut, tail) for cut in cuts for tail in (1, 20, 130)]
-    return [add(4 * i, f"r{i}", tokens, 4) for i, tokens in enumerate(tails)]
+def shared_prefixes(
+    cuts: tuple[int, ...] = (255, 256, 257, 300, 384, 385, 500), tails: tuple[int, ...] = (1, 20, 130), apart: int = 4
+) -> list[Event]:
+    """Prompts that begin alike for so many tokens, and go on for so many of their own; `apart`: steps between two."""
+    base = prompt(1000, max(500, *cuts))
+    prompts = [base[:cut] + prompt(cut, tail) for cut in cuts for tail in tails]
+    return [add(apart * i, f"r{i}", tokens, 4) for i, tokens in enumerate(prompts)]
 
 
 def aborted_in_mid_prefill() -> list[Event]:

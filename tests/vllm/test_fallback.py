@@ -22,7 +22,7 @@ def warnings(log: str) -> list[str]:
 def test_a_layer_that_lacks_an_attribute_runs_vllms_code(run: Run) -> None:
     """A model with a layer for each attribute of the contract: each lacks another one when it is first asked."""
     model = f"mamba2-{len(LAYER_ATTRIBUTES) + 1}"
-    ours = run(model, SCHEDULES, plugin=True, own_process="contract", take_attributes=True)
+    ours = run(model, SCHEDULES, plugin=True, own_process="contract", disturb="take_attributes")
     theirs = run(model, SCHEDULES, plugin=False)
     said = warnings(ours["log"])
     assert len(said) == len(LAYER_ATTRIBUTES)
@@ -53,3 +53,18 @@ def test_a_layer_that_the_region_cannot_be(run: Run, engine: dict[str, str], rea
     assert sum(reason in line for line in warnings(ours["log"])) == 1  # for all layers that are alike
     assert set(declined(ours)) == {"declined NOT_BUILT"}
     assert ours["schedules"] == run("granite", SCHEDULES, plugin=False, **engine)["schedules"]
+
+
+@pytest.mark.parametrize(
+    ("disturb", "reason", "sentence"),
+    [
+        ("other_caches", "CACHE", "a cache has another layout than expected"),
+        ("sparse_activations", "ALIGNMENT", "the activations are not aligned or not dense"),
+    ],
+)
+def test_prefills_that_the_region_does_not_take(run: Run, disturb: str, reason: str, sentence: str) -> None:
+    ours = run("granite", SCHEDULES, plugin=True, own_process=disturb, disturb=disturb)
+    assert set(declined(ours)) == {f"declined {reason}"}
+    assert "layer_prefills" not in ours["counters"]
+    assert ours["log"].count(f"runs a prefill: {sentence}") == 1
+    assert ours["schedules"] == run("granite", SCHEDULES, plugin=False)["schedules"]

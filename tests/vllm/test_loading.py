@@ -111,6 +111,27 @@ print("dtype:", decline(metadata("cpu", last_chunk_indices_p=torch.tensor([0, 1]
 print("shared:", decline(metadata("cpu", state_indices_tensor_p=torch.tensor([0, 0], dtype=torch.int32))))
 """
 
+# Prefix caching is turned on when the regions have been made without it.
+LATE_CHECKPOINTS = (
+    MIXED_DEVICES
+    + """
+from vllm.model_executor.layers.mamba.checkpoint import MambaPrefillCheckpointMetadata
+from inductor_passes.vllm.layer import SnapshotFreeMixer2
+from inductor_passes.vllm.options import Options
+from inductor_passes.vllm.region_inputs import LayerShape
+from inductor_passes.vllm.regions import region_for
+f32 = torch.float32
+shape = LayerShape(2, 16, 1, 16, 64, 4, f32, f32, (f32, f32, f32), True, (1, 64), torch.device("cpu"))
+ints = torch.tensor([2, 0], dtype=torch.int32)
+kept = MambaPrefillCheckpointMetadata(offsets=[2, 0], checkpoint_offsets=ints, state_indices=ints + 3)
+data = metadata("cpu", checkpoint_chunk_idx=torch.tensor([0, -1]), checkpoint_meta=kept)
+layer = SnapshotFreeMixer2.__new__(SnapshotFreeMixer2)
+torch.nn.Module.__init__(layer)
+layer._region = region_for(shape, False, Options())
+print("late:", layer._decline(StepPlan(data, torch.device("cpu")), torch.zeros(5, 8), torch.zeros(5, 8)).name)
+"""
+)
+
 
 def test_this_vllm_has_everything(call: Call) -> None:
     script = "from inductor_passes.vllm.contract import missing_from_vllm as m; print('missing:', m())"
@@ -153,3 +174,7 @@ def test_metadata_of_another_device_is_declined(call: Call) -> None:
     output = call("-c", MIXED_DEVICES)
     for line in ("same: None", "other: DEVICE", "mixed: DEVICE", "dtype: METADATA", "shared: SHARED_SLOT"):
         assert line in output
+
+
+def test_checkpoints_that_no_region_keeps_are_declined(call: Call) -> None:
+    assert "late: CHECKPOINTS" in call("-c", LATE_CHECKPOINTS)

@@ -73,6 +73,35 @@ Stock.build = other_build
 print("another vLLM:", [builder._is_fast for builder in builders(256)], len(said), *said)
 """
 
+# The same where what is other is only seen in steps that keep a state on the way.
+ANOTHER_VLLM_WITH_CHECKPOINTS = """
+import sys
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder as Stock
+from vllm.v1.kv_cache_interface import MambaSpec
+from inductor_passes.vllm.metadata_builder import FastMamba2MetadataBuilder
+config = EngineArgs(model=sys.argv[1], skip_tokenizer_init=True).create_engine_config()
+cache = config.cache_config
+cache.mamba_cache_mode = "align"
+cache.hash_block_size = cache.cache_hit_alignment_tokens = 16
+def is_fast(block_size):
+    spec = MambaSpec(block_size=block_size, shapes=((3, 8), (2, 4, 4)), dtypes=(torch.float32, torch.float32),
+        mamba_cache_mode="align", num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=1)
+    with set_current_vllm_config(config):
+        return FastMamba2MetadataBuilder(spec, ["layer"], config, torch.device("cpu"))._is_fast
+build = Stock.build
+def other_build(self, common_prefix_len, common_attn_metadata, fast_build=False, **kwargs):
+    metadata = build(self, common_prefix_len, common_attn_metadata, fast_build, **kwargs)
+    if metadata.checkpoint_chunk_idx is not None:
+        metadata.checkpoint_chunk_idx += 1
+    return metadata
+print("this vLLM:", is_fast(640))
+Stock.build = other_build
+print("another vLLM:", is_fast(800), is_fast(3200))
+"""
+
 
 @pytest.fixture(scope="session")
 def compared(call: Call, model: Callable[..., str]) -> dict[str, Any]:
@@ -162,3 +191,6 @@ def test_a_vllm_that_builds_something_else_builds_its_own(call: Call, model: Cal
     assert "this vLLM: [True, True, True] []" in output
     assert "another vLLM: [False, False, False] 1 mamba_ops: vLLM's own code builds the metadata" in output
     assert "last_chunk_indices_p of batch" in output
+    output = call("-c", ANOTHER_VLLM_WITH_CHECKPOINTS, model("granite"))
+    assert "this vLLM: True" in output
+    assert "another vLLM: False False" in output

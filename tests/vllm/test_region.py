@@ -6,12 +6,15 @@ import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 
+from inductor_passes.inspection.recorded import Recording
+from inductor_passes.vllm import regions
 from inductor_passes.vllm.compiled_region import (
     CompiledRegion,
     compile_region,
@@ -21,13 +24,17 @@ from inductor_passes.vllm.compiled_region import (
 )
 from inductor_passes.vllm.direct_region import DirectCall, direct_region, direct_region_in_one_pass
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
-from inductor_passes.vllm.region import prefill
+from inductor_passes.vllm.options import Options
+from inductor_passes.vllm.region import keep_inputs, prefill, prefill_with_checkpoints
 from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from inductor_passes.vllm.self_check import check_against, self_check
 from inductor_passes.vllm.writing import write_down
 from mamba_ops import build_chunk_metadata
 
 NUM_SLOTS = 24
+
+Keep = Scan = Callable[[CheckpointTensors], None]
+Wrong = Callable[[Keep, Scan, CheckpointTensors, int], None]
 
 
 def shape_on(device: str, dtype: torch.dtype = torch.float32) -> LayerShape:
@@ -288,6 +295,66 @@ def test_each_region_of_a_layer_is_written_to_a_folder_of_its_own(region: Compil
     for each in regions:
         write_down(each, tmp_path)
     assert len(list(tmp_path.iterdir())) == len(regions)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_check_finds_a_token_whose_outputs_are_small(device: str, dtype: torch.dtype) -> None:
+    """The first of a sequence, beside tokens behind long sums, whose outputs are a hundred times as large."""
+    region = compile_region(shape_on(device, dtype))
+
+    def run(arguments: list[object]) -> None:
+        region.run(arguments.copy())
+        out = arguments[9]
+        assert isinstance(out, Tensor)
+        out[0] *= 1.1
+
+    with pytest.raises(RuntimeError, match="self check: the output differs"):
+        check_against(dataclasses.replace(region, run=run), region)
+
+
+def kept_too_early(keep: Keep, scan: Scan, kept: CheckpointTensors, chunks: int) -> None:
+    keep(kept._replace(offsets=(kept.offsets - 1).clamp(min=0)))
+    scan(kept)
+
+
+def kept_of_another_chunk(keep: Keep, scan: Scan, kept: CheckpointTensors, chunks: int) -> None:
+    keep(kept)
+    scan(kept._replace(chunks=(kept.chunks + 1).clamp(max=chunks - 1)))
+
+
+def kept_after_the_convolution(keep: Keep, scan: Scan, kept: CheckpointTensors, chunks: int) -> None:
+    scan(kept)
+    keep(kept)
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("wrong", [kept_too_early, kept_of_another_chunk, kept_after_the_convolution])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_no_region_keeps_wrong_checkpoints(wrong: Wrong, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong alike for each sequence by itself and for several: only a prefill that ends at the checkpoint tells."""
+    shape = shape_on(device)
+
+    def compile_wrong(shape: LayerShape, *, eliminate: bool) -> CompiledRegion:
+        def run(arguments: list[Any]) -> None:
+            projected, out, *rest = arguments[8:]
+            layer, step, kept = LayerTensors(*rest[:7]), StepTensors(*rest[7:-3]), CheckpointTensors(*rest[-3:])
+
+            def keep(kept: CheckpointTensors) -> None:
+                keep_inputs(projected, layer, step, kept, shape)
+
+            def scan(kept: CheckpointTensors) -> None:
+                prefill_with_checkpoints(projected, out, layer, step, kept, shape)
+
+            wrong(keep, scan, kept, step.seq_idx.shape[0])
+
+        return CompiledRegion(shape, True, None, False, run, Recording())
+
+    monkeypatch.setattr(regions, "compile_region_with_checkpoints", compile_wrong)
+    monkeypatch.setattr(regions, "_regions", {})
+    options = Options(direct=False)
+    with pytest.raises(RuntimeError, match=r"self check: the (convolution's )?states differs"):
+        regions.region_for(shape, True, options)
 
 
 @pytest.mark.fault(13)

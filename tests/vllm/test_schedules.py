@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.vllm.answers import assert_equal_schedules, assert_same_answers, declined
@@ -25,11 +27,20 @@ def test_preempted_and_resumed(run: Run) -> None:
     assert_same_answers(ours, run("granite", schedules, plugin=False, **few))
 
 
-def test_prefix_caching_with_checkpoints(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("family", "schedules", "batched"),
+    [
+        ("granite", [shared_prefixes(), shared_prefixes(apart=1)], 512),
+        # With blocks of 640 tokens. In the second schedule several sequences of a step have checkpoints.
+        ("granite_256", [shared_prefixes((1300, 2050)), shared_prefixes((1300, 2050), (50, 700), apart=0)], 8192),
+    ],
+)
+def test_prefix_caching_with_checkpoints(run: Run, family: str, schedules: list[Any], batched: int) -> None:
     """vLLM 0.32 for CPUs fails in this configuration, so the answers are compared with those without the cache."""
-    caching = {"enable_prefix_caching": True, "max_num_batched_tokens": 512}
-    ours = run("granite", [shared_prefixes()], plugin=True, reset=False, **caching)
+    long = {"max_model_len": 4096}
+    caching = {"enable_prefix_caching": True, "max_num_batched_tokens": batched, "reset": False}
+    ours = run(family, schedules, plugin=True, **long, **caching)
     assert ours["counters"]["layer_checkpoints"] > 0
     assert declined(ours) == {}
-    assert any(answer["cached"] for answer in ours["schedules"][0].values())
-    assert_equal_schedules(ours, run("granite", [shared_prefixes()], plugin=False))
+    assert all(any(answer["cached"] for answer in schedule.values()) for schedule in ours["schedules"])
+    assert_equal_schedules(ours, run(family, schedules, plugin=False, **long))
