@@ -193,13 +193,14 @@ def _require_equal(name: str, a: Tensor, b: Tensor, *, copied: bool = False) -> 
     """Bit for bit what is `copied`, and on a GPU everything: on a CPU matrix products depend on the size of the batch.
 
     Elements may be small because large terms cancel, so differences are measured by the largest element, of each token
-    or slot by itself: one token's outputs may be a thousand times another's.
+    or slot by itself: one token's outputs may be a thousand times another's. Sums were seen to differ by up to 22 of its
+    roundings; what a fault leaves out or adds is thousands of them.
     """
     dtype, read = a.dtype, ~b.isnan()
     same = torch.equal(~a.isnan(), read)
     if a.device.type == "cpu" and not copied:
         a, b = (tensor.float().nan_to_num(nan=0.0).flatten(1) for tensor in (a, b))
-        rounding = 8 * torch.finfo(torch.float32).eps + 2 * torch.finfo(dtype).eps  # of sums, and of what is stored
+        rounding = 256 * torch.finfo(torch.float32).eps + 2 * torch.finfo(dtype).eps  # of sums, and of what is stored
         same = same and bool(((a - b).abs() <= rounding * b.abs().amax(1, keepdim=True)).all())
     else:
         same = same and torch.equal(a[read], b[read])
