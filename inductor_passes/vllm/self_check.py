@@ -193,8 +193,8 @@ def _require_equal(name: str, a: Tensor, b: Tensor, *, copied: bool = False) -> 
     """Bit for bit what is `copied`, and on a GPU everything: on a CPU matrix products depend on the size of the batch.
 
     Elements may be small because large terms cancel, so differences are measured by the largest element, of each token
-    or slot by itself: one token's outputs may be a thousand times another's. Sums were seen to differ by up to 22 of its
-    roundings; what a fault leaves out or adds is thousands of them.
+    or slot by itself: one token's outputs may be a thousand times another's. Sums were seen to differ by up to 22
+    roundings of that; what a fault leaves out or adds is thousands of them.
     """
     dtype, read = a.dtype, ~b.isnan()
     same = torch.equal(~a.isnan(), read)

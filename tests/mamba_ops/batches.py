@@ -195,8 +195,11 @@ def run_indexed(batch: Batch, cache: Tensor, slots: Slots) -> SSDOutput:
 
 
 def assert_near(actual: Tensor, expected: Tensor, *rounded_to: torch.dtype) -> None:
-    """Compare with an FP64 result after roundings to the given dtypes, besides FP32 arithmetic."""
-    eps = max([5e-6, *(torch.finfo(dtype).eps for dtype in rounded_to)])
+    """Compare with an FP64 result after roundings to the given dtypes, besides FP32 arithmetic.
+
+    Exponents of decays are sums of a hundred and more, so their roundings alone make results 1e-5 wrong.
+    """
+    eps = max([2e-5, *(torch.finfo(dtype).eps for dtype in rounded_to)])
     scale = float(expected.square().mean().sqrt()) if expected.numel() else 0.0
     torch.testing.assert_close(actual.double(), expected.double(), rtol=eps, atol=8 * eps * scale)
 
