@@ -123,11 +123,10 @@ def share(metadata: Any, max_tokens: int) -> None:
     """Keep with metadata what the plans of all groups begin with. Its tables must be as `StepTensors` has them.
 
     Args:
-        metadata: of the first group.
+        metadata: of the first group, without checkpoints.
         max_tokens: no sequence is longer.
     """
-    tensors, checkpoints = _step_tensors(metadata, _slots(metadata)), _checkpoint_tensors(metadata)
-    metadata.nums_dict[PLAN] = _in_common(tensors, checkpoints, max_tokens)
+    metadata.nums_dict[PLAN] = _in_common(_step_tensors(metadata, _slots(metadata)), None, max_tokens)
 
 
 def copy_without_plan(metadata: Any) -> Any:
@@ -146,9 +145,9 @@ def _is_another_group(
     metadata: Any, slots: Tensor, checkpoints: CheckpointTensors | None, first: _InCommon, device: torch.device
 ) -> bool:
     """Whether metadata has all but the slots of the first group's, whose form has been checked."""
-    if metadata.cu_chunk_seqlen_p is not first.tensors.cu_chunk_seqlens or not _alike(
-        slots, first.tensors.slots, device
-    ):
+    if metadata.cu_chunk_seqlen_p is not first.tensors.cu_chunk_seqlens:
+        return False
+    if not _alike(slots, first.tensors.slots, device):
         return False
     if checkpoints is None or first.checkpoints is None:
         return checkpoints is first.checkpoints

@@ -45,7 +45,7 @@ def verified(layer: Any, stock: Forward, ours: Forward) -> Forward:
         rows = torch.cat(slots).long().unique()
         owned = rows != _NULL_SLOT
         before = [cache[rows].clone() for cache in layer.kv_cache]
-        expected = torch.full_like(output.fill_(_UNWRITTEN), _UNWRITTEN)
+        expected = output.fill_(_UNWRITTEN).clone()
         stock(projected_states.clone(), expected)  # a decode's convolution writes into its input
         after = [cache[rows].clone() for cache in layer.kv_cache]
         for cache, saved in zip(layer.kv_cache, before, strict=True):

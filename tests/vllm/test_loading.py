@@ -89,7 +89,8 @@ print("and with all of them:", [layer.__name__ for layer in op_registry_oot.valu
 """
 )
 
-MIXED_DEVICES = """
+# Makes metadata of a step with two prefills on a device.
+METADATA = """
 import torch
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadata
 from inductor_passes.vllm.step import StepPlan
@@ -101,6 +102,11 @@ def metadata(device, **changes):
     rest = dict(state_indices_tensor_d=None, query_start_loc_d=None, num_accepted_tokens=None, seq_lens=ints(3, 2))
     return Mamba2AttentionMetadata(num_prefills=2, num_prefill_tokens=5, num_decodes=0, num_decode_tokens=0, num_reqs=2,
         chunk_size=64, **{**tensors, **rest, **changes})
+"""
+
+MIXED_DEVICES = (
+    METADATA
+    + """
 def decline(data):
     found = StepPlan(data, torch.device("cpu")).decline
     return found and found.name
@@ -110,10 +116,11 @@ print("mixed:", decline(metadata("cpu", seq_idx_p=torch.zeros(2, dtype=torch.int
 print("dtype:", decline(metadata("cpu", last_chunk_indices_p=torch.tensor([0, 1]))))
 print("shared:", decline(metadata("cpu", state_indices_tensor_p=torch.tensor([0, 0], dtype=torch.int32))))
 """
+)
 
 # Prefix caching is turned on when the regions have been made without it.
 LATE_CHECKPOINTS = (
-    MIXED_DEVICES
+    METADATA
     + """
 from vllm.model_executor.layers.mamba.checkpoint import MambaPrefillCheckpointMetadata
 from inductor_passes.vllm.layer import SnapshotFreeMixer2

@@ -42,39 +42,8 @@ print("in the place of another:", backend_for(type("Other", (stock,), {})).__nam
 """
 )
 
-# Builders where vLLM's own builds one field in another way, and where it does not. Prints what the log said.
-ANOTHER_VLLM = """
-import logging, sys
-import torch
-from vllm.config import set_current_vllm_config
-from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder as Stock
-from vllm.v1.kv_cache_interface import MambaSpec
-from inductor_passes.vllm.metadata_builder import FastMamba2MetadataBuilder
-said = []
-class Listener(logging.Handler):
-    def emit(self, record):
-        said.append(record.getMessage())
-config = EngineArgs(model=sys.argv[1], skip_tokenizer_init=True).create_engine_config()
-logging.getLogger("vllm.mamba_ops").addHandler(Listener(logging.WARNING))  # vLLM has configured its loggers by now
-def builders(block_size):
-    spec = MambaSpec(block_size=block_size, shapes=((3, 8), (2, 4, 4)), dtypes=(torch.float32, torch.float32),
-        mamba_cache_mode=config.cache_config.mamba_cache_mode)
-    with set_current_vllm_config(config):
-        return [FastMamba2MetadataBuilder(spec, [str(i)], config, torch.device("cpu")) for i in range(3)]
-print("this vLLM:", [builder._is_fast for builder in builders(128)], said)
-build = Stock.build
-def other_build(self, common_prefix_len, common_attn_metadata, fast_build=False, **kwargs):
-    metadata = build(self, common_prefix_len, common_attn_metadata, fast_build, **kwargs)
-    if metadata.num_prefills > 1:
-        metadata.last_chunk_indices_p += 1
-    return metadata
-Stock.build = other_build
-print("another vLLM:", [builder._is_fast for builder in builders(256)], len(said), *said)
-"""
-
-# The same where what is other is only seen in steps that keep a state on the way.
-ANOTHER_VLLM_WITH_CHECKPOINTS = """
+# Makes builders for a model whose folder is the first argument; `block` says more about its caches.
+BUILDERS = """
 import sys
 import torch
 from vllm.config import set_current_vllm_config
@@ -83,15 +52,44 @@ from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilde
 from vllm.v1.kv_cache_interface import MambaSpec
 from inductor_passes.vllm.metadata_builder import FastMamba2MetadataBuilder
 config = EngineArgs(model=sys.argv[1], skip_tokenizer_init=True).create_engine_config()
+def builders(block_size, number=1, **block):
+    spec = MambaSpec(block_size=block_size, shapes=((3, 8), (2, 4, 4)), dtypes=(torch.float32, torch.float32),
+        mamba_cache_mode=config.cache_config.mamba_cache_mode, **block)
+    with set_current_vllm_config(config):
+        return [FastMamba2MetadataBuilder(spec, [str(i)], config, torch.device("cpu")) for i in range(number)]
+build = Stock.build
+"""
+
+# Builders where vLLM's own builds one field in another way, and where it does not. Prints what the log said.
+ANOTHER_VLLM = (
+    BUILDERS
+    + """
+import logging
+said = []
+class Listener(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("vllm.mamba_ops").addHandler(Listener(logging.WARNING))  # vLLM has configured its loggers by now
+print("this vLLM:", [builder._is_fast for builder in builders(128, 3)], said)
+def other_build(self, common_prefix_len, common_attn_metadata, fast_build=False, **kwargs):
+    metadata = build(self, common_prefix_len, common_attn_metadata, fast_build, **kwargs)
+    if metadata.num_prefills > 1:
+        metadata.last_chunk_indices_p += 1
+    return metadata
+Stock.build = other_build
+print("another vLLM:", [builder._is_fast for builder in builders(256, 3)], len(said), *said)
+"""
+)
+
+# The same where what is other is only seen in steps that keep a state on the way.
+ANOTHER_VLLM_WITH_CHECKPOINTS = (
+    BUILDERS
+    + """
 cache = config.cache_config
 cache.mamba_cache_mode = "align"
 cache.hash_block_size = cache.cache_hit_alignment_tokens = 16
 def is_fast(block_size):
-    spec = MambaSpec(block_size=block_size, shapes=((3, 8), (2, 4, 4)), dtypes=(torch.float32, torch.float32),
-        mamba_cache_mode="align", num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=1)
-    with set_current_vllm_config(config):
-        return FastMamba2MetadataBuilder(spec, ["layer"], config, torch.device("cpu"))._is_fast
-build = Stock.build
+    return builders(block_size, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=1)[0]._is_fast
 def other_build(self, common_prefix_len, common_attn_metadata, fast_build=False, **kwargs):
     metadata = build(self, common_prefix_len, common_attn_metadata, fast_build, **kwargs)
     if metadata.checkpoint_chunk_idx is not None:
@@ -101,6 +99,7 @@ print("this vLLM:", is_fast(640))
 Stock.build = other_build
 print("another vLLM:", is_fast(800), is_fast(3200))
 """
+)
 
 
 @pytest.fixture(scope="session")

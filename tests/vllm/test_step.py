@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.vllm.conftest import Call
-from tests.vllm.test_loading import MIXED_DEVICES
+from tests.vllm.test_loading import METADATA
 
 # Two groups of a step with and without checkpoints, and one of another step; each plan against one made alone.
 GROUPS = (
-    MIXED_DEVICES
+    METADATA
     + """
 import copy
 from vllm.model_executor.layers.mamba.checkpoint import MambaPrefillCheckpointMetadata
