@@ -36,6 +36,52 @@ def block_headdim(row_bytes: int, one_chunk: bool) -> int:
 
 
 @triton.jit
+def advance(
+    B,  # (BLOCK_TOKENS, BLOCK_DSTATE)
+    C,  # the same
+    cb,  # (BLOCK_TOKENS, BLOCK_TOKENS) FP32: C B^T
+    x,  # (BLOCK_TOKENS, BLOCK_HEADDIM)
+    dt,  # (BLOCK_TOKENS,)
+    dA,  # (BLOCK_TOKENS,): sums of A * dt up to each token
+    dA_end,  # the last of them
+    entering,  # (BLOCK_HEADDIM, BLOCK_DSTATE): the state as the outputs see it, dtype of C
+    state,  # the same, FP32
+    pid_h,
+    offs_p,
+    D_ptr,
+    stride_D_head,
+    headdim: tl.constexpr,
+    HAS_D: tl.constexpr,
+    D_HAS_HEADDIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_HEADDIM: tl.constexpr,
+    BLOCK_DSTATE: tl.constexpr,
+):
+    """The outputs of one chunk of one head, (BLOCK_TOKENS, BLOCK_HEADDIM), and the state behind it; both FP32."""
+    # The entering state decayed to each token, then the tokens of the chunk itself.
+    offs_t = tl.arange(0, BLOCK_TOKENS)
+    acc = tl.dot(C, tl.trans(entering))
+    acc *= fast_exp(dA)[:, None]
+    cb *= fast_exp(tl.minimum(dA[:, None] - dA[None, :], 0.0))
+    cb *= dt[None, :]
+    cb = tl.where(offs_t[:, None] >= offs_t[None, :], cb, 0.0)
+    acc += tl.dot(cb.to(x.dtype), x)
+    if HAS_D:
+        if D_HAS_HEADDIM:
+            D = tl.load(D_ptr + pid_h * stride_D_head + offs_p, mask=offs_p < headdim, other=0.0).to(tl.float32)
+        else:
+            D = tl.load(D_ptr + pid_h * stride_D_head).to(tl.float32)
+        acc += x.to(tl.float32) * D
+
+    # The sum is spelled as what it is, one rounding: as `a * b + c` it would become the start of the matrix product,
+    # which is another order.
+    scaled = B.to(tl.float32) * (fast_exp(tl.minimum(dA_end - dA, 0.0)) * dt)[:, None]
+    added = tl.dot(tl.trans(x), scaled.to(x.dtype))
+    decay = tl.zeros((BLOCK_HEADDIM, BLOCK_DSTATE), dtype=tl.float32) + fast_exp(dA_end)
+    return acc, tl.fma(decay, state, added)
+
+
+@triton.jit
 def _scan_chunk(
     chunk,
     start,
@@ -94,28 +140,28 @@ def _scan_chunk(
     x_ptrs = x_ptr + start * stride_x_token + pid_h * stride_x_head
     x = tl.load(x_ptrs + offs_t[:, None] * stride_x_token + offs_p[None, :], mask=is_out, other=0.0)
 
-    # The outputs: the entering state decayed to each token, then the tokens of the chunk itself.
-    acc = tl.dot(C, tl.trans(entering))
-    acc *= fast_exp(dA)[:, None]
     cb = tl.dot(C, tl.trans(B))
-    cb *= fast_exp(tl.minimum(dA[:, None] - dA[None, :], 0.0))
-    cb *= dt[None, :]
-    cb = tl.where(offs_t[:, None] >= offs_t[None, :], cb, 0.0)
-    acc += tl.dot(cb.to(x_ptr.dtype.element_ty), x)
-    if HAS_D:
-        if D_HAS_HEADDIM:
-            D = tl.load(D_ptr + pid_h * stride_D_head + offs_p, mask=is_p, other=0.0).to(tl.float32)
-        else:
-            D = tl.load(D_ptr + pid_h * stride_D_head).to(tl.float32)
-        acc += x.to(tl.float32) * D
-
-    # The state behind the last token. The sum is spelled as what it is, one rounding: as `a * b + c` it would become
-    # the start of the matrix product, which is another order.
-    scaled = B.to(tl.float32) * (fast_exp(tl.minimum(dA_end - dA, 0.0)) * dt)[:, None]
-    added = tl.dot(tl.trans(x), scaled.to(x_ptr.dtype.element_ty))
-    decay = tl.zeros((BLOCK_HEADDIM, BLOCK_DSTATE), dtype=tl.float32) + fast_exp(dA_end)
-    final = tl.fma(decay, state, added)
-
+    acc, final = advance(
+        B,
+        C,
+        cb,
+        x,
+        dt,
+        dA,
+        dA_end,
+        entering,
+        state,
+        pid_h,
+        offs_p,
+        D_ptr,
+        stride_D_head,
+        headdim,
+        HAS_D,
+        D_HAS_HEADDIM,
+        BLOCK_TOKENS,
+        BLOCK_HEADDIM,
+        BLOCK_DSTATE,
+    )
     out_ptrs = out_ptr + start * stride_out_token + pid_h * stride_out_head
     tl.store(out_ptrs + offs_t[:, None] * stride_out_token + offs_p[None, :], acc, mask=is_out)
     return final
