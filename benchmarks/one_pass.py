@@ -23,6 +23,7 @@ class OnePass:
 
     Attributes:
         one_chunk: whether each sequence is one chunk, for which the kernel has a form of its own.
+        kept: chunks, offsets and slots of checkpoints, as ops take them, or nothing.
     """
 
     shape: Shape
@@ -43,6 +44,7 @@ class OnePass:
     tile_sequence: Tensor
     tile_offset: Tensor
     one_chunk: bool
+    kept: tuple[Tensor, ...]
 
     def poisoned(self) -> Tensor:
         """An output full of NaN."""
@@ -77,7 +79,7 @@ def one_pass(batch: OnePass, out: Tensor, max_tokens: int) -> tuple[Tensor, Tens
     x, B, C = batch.views(convolved)
     sequences = (batch.cu_chunk_seqlens, batch.state_cache, batch.slots, batch.has_initial_state)
     last = None if batch.one_chunk else batch.last_chunk_indices
-    ops.one_pass_scan(x, B, C, dt_out, dA_cumsum, *sequences, out, max_tokens, batch.D, last)
+    ops.one_pass_scan(x, B, C, dt_out, dA_cumsum, *sequences, out, max_tokens, batch.D, last, *batch.kept)
     return convolved, dA_cumsum, dt_out
 
 
@@ -89,7 +91,7 @@ def staged(batch: OnePass, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dA_cumsum, dt_out = ops.chunk_cumsum(batch.dt, batch.A, cu, chunk_size, batch.dt_bias, True)
     states = ops.chunk_state(B, x, dt_out, dA_cumsum, cu)
     last, cache, has = batch.last_chunk_indices, batch.state_cache, batch.has_initial_state
-    entering = ops.state_passing_indexed(states, dA_cumsum, last, cache, slots, has, slots)
+    entering = ops.state_passing_indexed(states, dA_cumsum, last, cache, slots, has, slots, False, *batch.kept)
     cb = ops.bmm_chunk(C, B, cu, chunk_size)
     ops.chunk_scan(cb, x, dt_out, dA_cumsum, C, entering, cu, out, batch.D)
     return convolved, dA_cumsum, dt_out
@@ -103,6 +105,7 @@ def make_one_pass(
     *,
     has_initial_state: list[bool] | None = None,
     contexts: list[int] | None = None,
+    checkpoints: list[int] | None = None,
     slot_padding: int = 16,
     channels_last: bool = True,
     D_dims: int = 1,
@@ -112,10 +115,11 @@ def make_one_pass(
     """Random short sequences; the slots of the fresh ones hold NaN, the padding behind slots 7.
 
     Each is one chunk, unless `contexts` says how many tokens came before: chunks end at multiples of the chunk size.
+    Then `checkpoints` may say after how many tokens of each a state is kept; 0 keeps none.
     """
     generator = torch.Generator(device).manual_seed(seed)
     nseqs, ntokens, nheads = len(lengths), sum(lengths), shape.nheads
-    num_slots = nseqs + 3
+    num_slots = nseqs + 3 + len(checkpoints or [])
     inner = nheads * shape.headdim
     conv_dim = inner + 2 * shape.ngroups * shape.dstate
 
@@ -131,7 +135,8 @@ def make_one_pass(
 
     has = torch.tensor(has_initial_state or [True] * nseqs, device=device)
     table = torch.zeros(nseqs, 4, dtype=torch.int32, device=device)
-    table[:, 1] = torch.randperm(num_slots, generator=generator, device=device)[:nseqs]
+    order = torch.randperm(num_slots, generator=generator, device=device)
+    table[:, 1] = order[:nseqs]
     conv_rows, state_rows = cache(conv_dim * (WIDTH - 1), dtype), cache(inner * shape.dstate, state_dtype)
     conv_state = (
         conv_rows.unflatten(1, (WIDTH - 1, conv_dim)).transpose(1, 2)
@@ -141,7 +146,14 @@ def make_one_pass(
     _, conv_in, dt = randn(ntokens, inner + conv_dim + nheads, dtype=dtype).split([inner, conv_dim, nheads], dim=1)
     tile_sequence, tile_offset = tiles_of(lengths, device)
     cu_seqlens = [0, *itertools.accumulate(lengths)]
-    metadata = build_chunk_metadata(cu_seqlens, shape.chunk_size, contexts, device=device)
+    metadata = build_chunk_metadata(cu_seqlens, shape.chunk_size, contexts, checkpoints, device)
+    kept: tuple[Tensor, ...] = ()
+    if checkpoints is not None:
+        table[:, 2] = order[nseqs : 2 * nseqs]
+        ends = metadata.cu_chunk_seqlens.tolist()
+        chunks = [ends.index(start + n) - 1 if n else 0 for start, n in zip(cu_seqlens, checkpoints, strict=False)]
+        until = torch.tensor(checkpoints, dtype=torch.int32, device=device)
+        kept = (torch.tensor(chunks, device=device), until, table[:, 2])
     return OnePass(
         shape=shape,
         conv_in=conv_in,
@@ -161,6 +173,7 @@ def make_one_pass(
         tile_sequence=tile_sequence,
         tile_offset=tile_offset,
         one_chunk=contexts is None,
+        kept=kept,
     )
 
 

@@ -189,15 +189,9 @@ def check_checkpoints(chunks: Tensor, keeps: Tensor, last_chunk_indices: Tensor)
     )
 
 
-def check_checkpoint_offsets(offsets: Tensor, cu_seqlens: Tensor, ntokens: int) -> None:
-    """Raise ValueError where a checkpoint lies behind the end of its sequence, or a sequence outside the tokens."""
-    ends, offsets = cu_seqlens.cpu(), offsets.cpu()
-    if ends[0] != 0:
-        raise ValueError(f"cu_seqlens: starts at {int(ends[0])}; it must start at 0")
-    lengths = ends.diff()
-    _refuse_first("cu_seqlens: decreases to {} at the end of sequence {}", lengths < 0, ends[1:])
-    if ends[-1] > ntokens:
-        raise ValueError(f"cu_seqlens: ends at {int(ends[-1])}; there are {ntokens} tokens")
+def check_checkpoint_offsets(offsets: Tensor, cu_seqlens: Tensor) -> None:
+    """Raise ValueError where a checkpoint lies behind the end of its sequence."""
+    offsets, lengths = offsets.cpu(), cu_seqlens.cpu().diff()
     _refuse_first("checkpoint_offsets: {} for sequence {}, which is shorter", offsets > lengths, offsets)
 
 

@@ -33,7 +33,7 @@ class Decline(enum.Enum):
 # What is counted besides the reasons; the value says it in a sentence.
 COUNTED: Final = {
     "layer_prefills": "prefills that a layer ran without a snapshot",
-    "layer_checkpoints": "prefills that a layer ran with checkpoints, which keep a snapshot",
+    "layer_checkpoints": "prefills that a layer ran with checkpoints, states that it kept on the way",
     "layer_decodes": "steps in which a layer launched the decodes beside its prefills by address",
     "full_steps": "steps with a prefill that were one captured graph",
     "regions": "regions compiled",

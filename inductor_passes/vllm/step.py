@@ -35,6 +35,18 @@ class StepDecodes(NamedTuple):
     slots_stride: int
 
 
+class _InCommon(NamedTuple):
+    """Of all groups of layers in a step. Only slots differ from group to group; here are those of the first."""
+
+    tensors: StepTensors
+    checkpoints: CheckpointTensors | None
+    addresses: tuple[int, ...]
+    checkpoint_addresses: tuple[int | None, ...]
+    sizes: tuple[int, int, int, int]
+    max_tokens: int
+    one_chunk: bool
+
+
 class StepPlan:
     """How the layers of a group run in a step.
 
@@ -67,23 +79,25 @@ class StepPlan:
         self.checkpoints = _checkpoint_tensors(metadata)
         self.checkpoint_addresses: tuple[int | None, ...] = NO_CHECKPOINTS
         tiles, slots = metadata.nums_dict, _slots(metadata)
-        found = tiles.get(PLAN) if tiles and self.checkpoints is None else None
+        found: _InCommon | None = tiles.get(PLAN) if tiles else None
         self.decline: Decline | None = None
-        if found and metadata.cu_chunk_seqlen_p is found[0].cu_chunk_seqlens and _alike(slots, found[0].slots, device):
-            # Another group of the same step: only its slots are others.
-            tensors, addresses, self.sizes, self.max_tokens, self.one_chunk = found
-            self.tensors: StepTensors = tensors._replace(slots=slots)
-            self.addresses: tuple[int, ...] = (*addresses[:_SLOTS], slots.data_ptr(), *addresses[_SLOTS + 1 :])
+        self.tensors: StepTensors
+        self.addresses: tuple[int, ...] = ()
+        if found and _is_another_group(metadata, slots, self.checkpoints, found, device):
+            self.tensors = found.tensors._replace(slots=slots)
+            self.addresses = (*found.addresses[:_SLOTS], slots.data_ptr(), *found.addresses[_SLOTS + 1 :])
+            if self.checkpoints is not None:
+                self.checkpoint_addresses = (*found.checkpoint_addresses[:-1], self.checkpoints.slots.data_ptr())
         else:
-            self.tensors = _step_tensors(metadata, slots)
+            self.tensors, found = _step_tensors(metadata, slots), None
             self.decline = _decline(self.tensors, self.checkpoints, device) or _decline_of_rows(metadata, device)
             if self.decline is None:
-                in_common = _in_common(self.tensors, _longest(metadata))
-                _, self.addresses, self.sizes, self.max_tokens, self.one_chunk = in_common
-                if self.checkpoints is not None:
-                    self.checkpoint_addresses = tuple(tensor.data_ptr() for tensor in self.checkpoints)
-                elif tiles:
-                    tiles[PLAN] = in_common
+                found = _in_common(self.tensors, self.checkpoints, _longest(metadata))
+                self.addresses, self.checkpoint_addresses = found.addresses, found.checkpoint_addresses
+                if tiles:
+                    tiles[PLAN] = found
+        if found:
+            self.sizes, self.max_tokens, self.one_chunk = found.sizes, found.max_tokens, found.one_chunk
         if device.type == "cpu" and self.decline is None and slots.unique().shape[0] != slots.shape[0]:
             self.decline = Decline.SHARED_SLOT  # only in warm-up runs, whose sequences have no slots of their own
         self.decodes = _decodes(metadata, device) if self.num_decode_tokens else None
@@ -109,10 +123,11 @@ def share(metadata: Any, max_tokens: int) -> None:
     """Keep with metadata what the plans of all groups begin with. Its tables must be as `StepTensors` has them.
 
     Args:
-        metadata: of the first group, without checkpoints.
+        metadata: of the first group.
         max_tokens: no sequence is longer.
     """
-    metadata.nums_dict[PLAN] = _in_common(_step_tensors(metadata, _slots(metadata)), max_tokens)
+    tensors, checkpoints = _step_tensors(metadata, _slots(metadata)), _checkpoint_tensors(metadata)
+    metadata.nums_dict[PLAN] = _in_common(tensors, checkpoints, max_tokens)
 
 
 def copy_without_plan(metadata: Any) -> Any:
@@ -127,17 +142,30 @@ def _slots(metadata: Any) -> Tensor:
     return slots.to(torch.int32) if isinstance(slots, Tensor) and slots.dtype != torch.int32 else slots
 
 
+def _is_another_group(
+    metadata: Any, slots: Tensor, checkpoints: CheckpointTensors | None, first: _InCommon, device: torch.device
+) -> bool:
+    """Whether metadata has all but the slots of the first group's, whose form has been checked."""
+    if metadata.cu_chunk_seqlen_p is not first.tensors.cu_chunk_seqlens or not _alike(
+        slots, first.tensors.slots, device
+    ):
+        return False
+    if checkpoints is None or first.checkpoints is None:
+        return checkpoints is first.checkpoints
+    same = checkpoints.chunks is first.checkpoints.chunks and checkpoints.offsets is first.checkpoints.offsets
+    return same and _alike(checkpoints.slots, first.checkpoints.slots, device)
+
+
 def _alike(a: Tensor, b: Tensor, device: torch.device) -> bool:
     return a.shape == b.shape and a.stride() == b.stride() and a.device == b.device == device
 
 
-def _in_common(
-    tensors: StepTensors, max_tokens: int
-) -> tuple[StepTensors, tuple[int, ...], tuple[int, int, int, int], int, bool]:
+def _in_common(tensors: StepTensors, checkpoints: CheckpointTensors | None, max_tokens: int) -> _InCommon:
     addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    kept = NO_CHECKPOINTS if checkpoints is None else tuple(tensor.data_ptr() for tensor in checkpoints)
     nseqs, nchunks = tensors.slots.shape[0], tensors.seq_idx.shape[0]
     sizes = (nseqs, nchunks, tensors.tile_sequence.shape[0], tensors.slots.stride(0))
-    return tensors, addresses, sizes, max_tokens, nseqs == nchunks
+    return _InCommon(tensors, checkpoints, addresses, kept, sizes, max_tokens, nseqs == nchunks)
 
 
 def _step_tensors(metadata: Any, slots: Tensor) -> StepTensors:

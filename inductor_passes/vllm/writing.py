@@ -28,9 +28,11 @@ def write_down(region: CompiledRegion, folder: Path) -> None:
     What goes wrong is logged and changes nothing.
     """
     shape = region.shape
-    kind = "checkpoints" if region.checkpoints else "prefill" if region.direct is None else "by_address"
+    kind = "prefill" if region.direct is None else "by_address"
     if region.max_tokens is not None:
         kind = f"one_pass_of_{region.max_tokens}" + ("_in_one_chunk" if region.one_chunk else "")
+    if region.checkpoints:
+        kind = f"checkpoints_{kind}"
     size = f"{shape.nheads}x{shape.headdim}x{shape.dstate}"
     target = folder / f"{kind}_{os.getpid()}_{size}_{shape.device.type}"
     try:

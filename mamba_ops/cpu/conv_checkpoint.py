@@ -3,7 +3,12 @@
 import torch
 from torch import Tensor
 
-from mamba_ops.value_checks import check_checkpoint_offsets, check_kept_slots, check_slots, resolve_slots
+from mamba_ops.value_checks import (
+    check_checkpoint_offsets,
+    check_kept_slots,
+    check_sequences_in_place,
+    resolve_slots,
+)
 
 
 def conv_checkpoint(
@@ -18,9 +23,9 @@ def conv_checkpoint(
 ) -> None:
     """The op `mamba_ops::conv_checkpoint`; shapes are described there."""
     num_slots, history = conv_state.shape[0], width - 1
-    check_checkpoint_offsets(checkpoint_offsets, cu_seqlens, x.shape[0])
+    check_sequences_in_place(cu_seqlens, x.shape[0], None, slots, num_slots)
+    check_checkpoint_offsets(checkpoint_offsets, cu_seqlens)
     live, keeps = cu_seqlens.diff() > 0, checkpoint_offsets > 0
-    check_slots("slots", slots, num_slots, live)
     check_kept_slots(checkpoint_slots, keeps, slots[live], num_slots)
     if not keeps.any():
         return

@@ -9,7 +9,7 @@ from mamba_ops import conv_checks
 from mamba_ops.conv import causal_conv_unchecked
 from mamba_ops.kernels import causal_conv_tiled as kernel
 from mamba_ops.ops.dispatch import runs_kernels
-from mamba_ops.ops.opaque import read_real_buffers
+from mamba_ops.ops.opaque import read_before_write
 from mamba_ops.value_checks import check_sequences_in_place
 
 
@@ -120,4 +120,4 @@ def _(
     return x.new_empty(x.shape)
 
 
-read_real_buffers(["causal_conv_tiled_cpu"])
+read_before_write(["causal_conv_tiled_cpu"])

@@ -9,7 +9,6 @@ from mamba_ops.kernels import causal_conv_tiled as conv_kernel
 from mamba_ops.kernels import conv_checkpoint as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 from mamba_ops.ops.launch import Launch
-from mamba_ops.ops.opaque import read_real_buffers
 
 
 @triton_op("mamba_ops::conv_checkpoint", mutates_args={"conv_state"})
@@ -121,6 +120,3 @@ def _(
     width: int,
 ) -> None:
     return
-
-
-read_real_buffers(["conv_checkpoint_cpu"])

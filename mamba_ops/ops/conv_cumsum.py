@@ -12,7 +12,7 @@ from mamba_ops.kernels import chunk_cumsum
 from mamba_ops.kernels import conv_cumsum as kernel
 from mamba_ops.ops.dispatch import runs_kernels
 from mamba_ops.ops.launch import Launch
-from mamba_ops.ops.opaque import read_real_buffers
+from mamba_ops.ops.opaque import read_before_write
 from mamba_ops.value_checks import check_sequences_in_place
 
 
@@ -228,4 +228,4 @@ def _(
     )
 
 
-read_real_buffers(["conv_cumsum_cpu"])
+read_before_write(["conv_cumsum_cpu"])

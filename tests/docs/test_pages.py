@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mamba_ops import ops
 from tests.docs.pages import FOLDER, PAGES, blocks, run
 
 
@@ -37,3 +38,9 @@ def test_the_page_of_examples_includes_each_of_them() -> None:
     shown = re.findall(r'^ +--8<-- "examples/(.+)"$', (FOLDER / "examples.md").read_text(), re.MULTILINE)
     programs = {path.name for path in (FOLDER.parent / "examples").glob("*.py")}
     assert set(shown) == programs - {"tiny_model.py"}
+
+
+def test_the_page_of_ops_has_each_of_them() -> None:
+    """By its module: asked for the package alone, the site leaves out each op that has the name of its module."""
+    shown = re.findall(r"^::: mamba_ops\.ops\.\w+\.(\w+)$", (FOLDER / "api" / "ops.md").read_text(), re.MULTILINE)
+    assert set(shown) == {*ops.__all__, "causal_conv_tiled", "conv_cumsum"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -68,14 +69,21 @@ def assert_equals_stages(batch: OnePass, max_tokens: int) -> None:
     assert_same(out, expected)
     assert not out.isnan().any()
     slots = batch.slots.long()
-    for got, want, before in (
-        (ours.conv_state, theirs.conv_state, batch.conv_state),
-        (ours.state_cache, theirs.state_cache, batch.state_cache),
+    for got, want, before, owned in (
+        (ours.conv_state, theirs.conv_state, batch.conv_state, slots),
+        (ours.state_cache, theirs.state_cache, batch.state_cache, torch.cat([slots, kept_slots(batch)])),
     ):
         assert_same(whole_pool(got), whole_pool(want))
-        assert not got[slots].isnan().any()
-        got[slots] = before[slots]
+        assert not got[owned].isnan().any()
+        got[owned] = before[owned]
         assert_same(whole_pool(got), whole_pool(before))
+
+
+def kept_slots(batch: OnePass) -> Tensor:
+    if not batch.kept:
+        return batch.slots[:0].long()
+    _, until, slots = batch.kept
+    return slots[until > 0].long()
 
 
 @pytest.mark.fault(7)
@@ -100,6 +108,21 @@ def test_same_bits_across_the_edges_of_chunks(shape: Shape) -> None:
             assert_equals_stages(random_batch(shape, lengths, contexts=contexts), max_tokens)
 
 
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_same_bits_with_checkpoints(shape: Shape) -> None:
+    """At any token, at its sequence's last one, and none; a chunk ends there besides the edges of chunks."""
+    for max_tokens in (16, 32, 64):
+        for nseqs in (1, 3, 32):
+            assert_equals_stages(batch_with_checkpoints(shape, random_lengths(nseqs, max_tokens)), max_tokens)
+
+
+def batch_with_checkpoints(shape: Shape, lengths: list[int], *dtypes: torch.dtype) -> OnePass:
+    contexts = [2 * shape.chunk_size - random.choice([0, 1, 2, 7, 16, length]) for length in lengths]
+    checkpoints = [random.choice([0, 1, length, random.randint(1, length)]) for length in lengths]
+    return random_batch(shape, lengths, *dtypes, contexts=contexts, checkpoints=checkpoints)
+
+
 @pytest.mark.fault(16)
 @pytest.mark.parametrize(("dtype", "state_dtype"), list(itertools.product(DTYPES, DTYPES)), ids=str)
 def test_same_bits_in_every_dtype(dtype: torch.dtype, state_dtype: torch.dtype) -> None:
@@ -111,6 +134,7 @@ def test_same_bits_in_every_dtype(dtype: torch.dtype, state_dtype: torch.dtype) 
         for contexts in (None, [SMALL.chunk_size - random.randint(0, length) for length in lengths]):
             batch = random_batch(SMALL, lengths, dtype, state_dtype, contexts=contexts, **form)
             assert_equals_stages(batch, max_tokens)
+        assert_equals_stages(batch_with_checkpoints(SMALL, lengths, dtype, state_dtype), max_tokens)
 
 
 @pytest.mark.parametrize("nseqs", range(1, 33))
@@ -150,6 +174,7 @@ def padded(batch: OnePass, sequences: int, tiles: int, tokens: int) -> OnePass:
         tile_offset=torch.cat([batch.tile_offset, batch.tile_offset.new_zeros(tiles)]),
         conv_in=torch.cat([batch.conv_in, fill[:, :1].expand(tokens, batch.conv_in.shape[1])]),
         dt=torch.cat([batch.dt, fill]),
+        kept=tuple(torch.cat([marks, marks.new_zeros(sequences)]) for marks in batch.kept),
     )
 
 
@@ -159,8 +184,7 @@ def padded(batch: OnePass, sequences: int, tiles: int, tokens: int) -> OnePass:
 def test_padding_changes_nothing(max_tokens: int, one_chunk: bool) -> None:
     """Outputs, both caches and their padding are as without it, and rows past the last token stay as they were."""
     lengths = random_lengths(5, max_tokens)
-    contexts = None if one_chunk else [SMALL.chunk_size - random.randint(0, length) for length in lengths]
-    batch = random_batch(SMALL, lengths, contexts=contexts)
+    batch = random_batch(SMALL, lengths) if one_chunk else batch_with_checkpoints(SMALL, lengths)
     ours, theirs = with_own_caches(batch), with_own_caches(batch)
     longer = padded(ours, sequences=3, tiles=4, tokens=9)
     out, expected = longer.poisoned(), batch.poisoned()
@@ -193,6 +217,29 @@ def test_slots_beyond_32_bit_offsets() -> None:
         assert_same(out, expected)
         for name in rows:
             assert_same(far[name][4], getattr(begin, name)[near.slots[0]])
+
+
+@pytest.mark.fault(11)
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("run", [lambda batch, out: one_pass(batch, out, 64), staged], ids=["one pass", "staged"])
+def test_checkpoints_in_slots_beyond_32_bit_offsets(run: Callable[[OnePass, Tensor], object]) -> None:
+    """Kept in the last of slots 2^29 elements apart, by its number and from the end."""
+    near = make_one_pass(SMALL, [40], contexts=[100], checkpoints=[20], seed=random.randrange(2**31))
+    chunks, until, slots = near.kept
+    begin = with_own_caches(near)
+    run(begin, near.poisoned())
+    stride, row = 2**29 + 64, near.state_cache[0]
+    pool = torch.empty(4 * stride + row.numel(), dtype=row.dtype, device="cuda")
+    far = pool.as_strided((5, *row.shape), (stride, *row.stride()))
+    first = near.slots.new_zeros(1)
+    for slot in (4, -1):
+        far[0], far[4] = near.state_cache[near.slots[0]], torch.nan
+        conv_state = near.conv_state.clone()
+        conv_state[0] = near.conv_state[near.slots[0]]
+        kept = (chunks, until, torch.tensor([slot], device="cuda"))
+        run(replace(near, conv_state=conv_state, state_cache=far, slots=first, kept=kept), near.poisoned())
+        assert_same(far[4], begin.state_cache[slots[0]])
+        assert_same(far[0], begin.state_cache[near.slots[0]])
 
 
 @pytest.mark.fault(8)

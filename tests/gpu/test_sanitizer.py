@@ -13,12 +13,19 @@ pytestmark = pytest.mark.gpu
 
 SMALL_SET = """
 import torch
+from benchmarks.one_pass import *
 from tests.gpu.batches import *
 for seed, dtype in enumerate(DTYPES):
     inputs = random_inputs(SMALL, seed, lengths=[0, 130, 1, 33], dtype=dtype, state_dtype=DTYPES[seed - 1])
     for path in (continue_in_place, continue_from_snapshot):
         path(inputs, copy_of(inputs.state_cache)[1], poisoned(inputs))
     snapshot_of(inputs)
+    short = make_one_pass(SMALL, [33, 2], dtype, DTYPES[seed - 1], contexts=[100, 0], checkpoints=[9, 2])
+    until, slots = short.kept[1:]
+    sequences = short.cu_seqlens, short.conv_state, short.slots, short.has_initial_state
+    ops.conv_checkpoint(short.conv_in, *sequences, until, slots, WIDTH)
+    staged(short, short.poisoned())
+    one_pass(short, short.poisoned(), 64)
 torch.cuda.synchronize()
 print("done")
 """

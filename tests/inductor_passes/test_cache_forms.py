@@ -185,6 +185,7 @@ def test_exactly_the_declared_arguments_are_written():
         "one_pass_scan": {"out", "state_cache"},
         "state_passing_update": {"state_cache"},
         "state_passing_indexed": {"state_cache"},
+        "conv_checkpoint": {"conv_state"},
     }
     assert len(written) >= 16
     assert all(names == declared.get(op.removesuffix("_cpu"), set()) for op, names in written.items())

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mamba_ops import ChunkMetadata, build_chunk_metadata, cpu, ops, ssd_chunk_scan
+from mamba_ops.kernels import state_passing as state_passing_kernel
 from mamba_ops.ops.dispatch import runs_kernels
 from mamba_ops.reference import ssd_reference
+from tests.mamba_ops.checkpoints import KeptStates, kept_states
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NAN = math.nan
@@ -233,3 +235,16 @@ def test_masked_gather_is_where_of_the_gather(case: Case, masked: bool) -> None:
     if masked:
         expected = torch.where(mask[:, None, None, None], expected, 0)
     assert_close(ops.masked_gather(case.state_cache, case.slots, mask), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.fault(7)
+@pytest.mark.fault(8)
+@pytest.mark.fault(9)
+@pytest.mark.fault(10)
+@pytest.mark.fault(13)
+@settings(max_examples=50)
+@given(kept_states(), st.sampled_from([64, 512]))
+def test_state_passing_keeps_the_states_on_the_way(case: KeptStates, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_passing_kernel, "BLOCK_SIZE", block)
+        case.check()

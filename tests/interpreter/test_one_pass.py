@@ -22,6 +22,7 @@ from mamba_ops.kernels import chunk_cumsum as cumsum_kernel
 from mamba_ops.kernels import one_pass as kernel
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.conv_cumsum import conv_cumsum
+from tests.mamba_ops.checkpoints import KeptScan, kept_scans
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NAN, SENTINEL = math.nan, 7.0
@@ -298,3 +299,16 @@ def test_padding_changes_nothing(case: Case, padding: int) -> None:
     assert_same(out, expected)
     assert_same(longer.conv_pool, shorter.conv_pool)
     assert_same(longer.state_pool, shorter.state_pool)
+
+
+@pytest.mark.fault(7)
+@pytest.mark.fault(8)
+@pytest.mark.fault(9)
+@pytest.mark.fault(10)
+@pytest.mark.fault(13)
+@few
+@given(kept_scans(dtypes=(FP16, FP32)), st.sampled_from([16, 64]))
+def test_keeps_the_states_on_the_way(case: KeptScan, headdim: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "BLOCK_HEADDIM", headdim)
+        case.check()

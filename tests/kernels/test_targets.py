@@ -16,7 +16,6 @@ from triton.backends.compiler import GPUTarget
 from mamba_ops import ops
 from mamba_ops.kernels.one_pass import most_tokens
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
-from mamba_ops.ops.conv_checkpoint import conv_checkpoint
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 from tests.compile_only_driver import SM90, compile_only
 
@@ -88,7 +87,7 @@ def _launch_nodes(
         ops.chunk_scan(cb, x, dt_out, dA_cumsum, B, entering, ints, out, head, x)
         convolution = (wide, taps, wide[0], ints, conv_cache, ints[1:], has[1:], ints, ints)
         convolved = causal_conv_tiled(*convolution)
-        conv_checkpoint(wide, ints, conv_cache, ints[1:], has[1:], ints[1:], ints[1:], taps.shape[1])
+        ops.conv_checkpoint(wide, ints, conv_cache, ints[1:], has[1:], ints[1:], ints[1:], taps.shape[1])
         more, dA_cumsum, dt_out = conv_cumsum(*convolution, dt, head, chunk_size, head, True, ints)
         for max_tokens in sorted({min(most, chunk_size) for most in MAX_TOKENS}):
             for last in (None, ints[1:]):

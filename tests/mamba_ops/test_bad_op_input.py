@@ -21,9 +21,13 @@ FIXES_THE_DEVICE = {
     "chunk_scan": "x",
     "masked_gather": "state_cache",
     "one_pass_scan": "x",
+    "state_passing_indexed, checkpoints": "states",
+    "one_pass_scan, checkpoints": "x",
+    "conv_checkpoint": "x",
     "causal_conv_tiled": "x",
     "conv_cumsum": "x",
 }
+KEEP = ("state_passing_indexed, checkpoints", "one_pass_scan, checkpoints", "conv_checkpoint")
 WRITTEN = ("state_cache", "conv_state", "out")
 
 
@@ -48,6 +52,29 @@ def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "tile_offset": slots.int(),
     }
     common = {"states": states, "dA_cumsum": steps, "last_chunk_indices": last}
+    passing = {
+        **common,
+        "state_cache": cache,
+        "read_slots": slots,
+        "has_initial_state": slots > 1,
+        "write_slots": slots,
+    }
+    one_pass = {
+        "x": x,
+        "B": B,
+        "C": C,
+        "dt_out": one_chunk_each,
+        "dA_cumsum": one_chunk_each,
+        "cu_chunk_seqlens": batch.metadata.cu_seqlens,
+        "slots": slots,
+        "has_initial_state": slots > 1,
+        "state_cache": cache,
+        "out": torch.zeros(70, 4, 16),
+        "max_tokens": 40,
+        "D": torch.zeros(4),
+        "last_chunk_indices": slots.int() - 1,
+    }
+    kept = {"checkpoint_offsets": torch.tensor([32, 30]).int(), "checkpoint_slots": torch.tensor([0, 3])}
     return {
         "chunk_cumsum": (ops.chunk_cumsum, {"dt": dt, "A": A, "cu_chunk_seqlens": cu, "chunk_size": 32}),
         "chunk_state": (ops.chunk_state, {"B": B, "x": x, "dt_out": steps, "dA_cumsum": steps, "cu_chunk_seqlens": cu}),
@@ -60,15 +87,10 @@ def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ops.state_passing_update,
             {**common, "initial_states": torch.zeros(2, *SMALL.row), "state_cache": cache, "write_slots": slots},
         ),
-        "state_passing_indexed": (
+        "state_passing_indexed": (ops.state_passing_indexed, passing),
+        "state_passing_indexed, checkpoints": (
             ops.state_passing_indexed,
-            {
-                **common,
-                "state_cache": cache,
-                "read_slots": slots,
-                "has_initial_state": slots > 1,
-                "write_slots": slots,
-            },
+            {**passing, "checkpoint_chunks": torch.tensor([0, 2]), **kept},
         ),
         "chunk_scan": (
             ops.chunk_scan,
@@ -86,23 +108,14 @@ def op_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             },
         ),
         "masked_gather": (ops.masked_gather, {"state_cache": cache, "slots": slots, "has_initial_state": slots > 1}),
-        "one_pass_scan": (
+        "one_pass_scan": (ops.one_pass_scan, one_pass),
+        "one_pass_scan, checkpoints": (
             ops.one_pass_scan,
-            {
-                "x": x,
-                "B": B,
-                "C": C,
-                "dt_out": one_chunk_each,
-                "dA_cumsum": one_chunk_each,
-                "cu_chunk_seqlens": batch.metadata.cu_seqlens,
-                "slots": slots,
-                "has_initial_state": slots > 1,
-                "state_cache": cache,
-                "out": torch.zeros(70, 4, 16),
-                "max_tokens": 40,
-                "D": torch.zeros(4),
-                "last_chunk_indices": slots.int() - 1,
-            },
+            {**one_pass, "checkpoint_chunks": torch.tensor([0, 1]), **kept},
+        ),
+        "conv_checkpoint": (
+            ops.conv_checkpoint,
+            {"x": convolution["x"], **sequences, "conv_state": convolution["conv_state"], **kept, "width": 4},
         ),
         "causal_conv_tiled": (causal_conv_tiled, convolution),
         "conv_cumsum": (
@@ -141,7 +154,7 @@ def copies_of_written(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: arguments[name].clone() for name in WRITTEN if name in arguments}
 
 
-@pytest.mark.parametrize("op", ["one_pass_scan", "causal_conv_tiled", "conv_cumsum"])
+@pytest.mark.parametrize("op", ["one_pass_scan", "causal_conv_tiled", "conv_cumsum", "conv_checkpoint"])
 def test_offsets_that_do_not_fit_the_tokens(op: str) -> None:
     """Offsets of sequences, which are those of chunks where each sequence is one."""
     run, good = op_calls()[op]
@@ -180,6 +193,13 @@ def test_offsets_that_do_not_fit_the_tokens(op: str) -> None:
         ("causal_conv_tiled", "conv_state", torch.zeros(4, 24, 3).half(), "dtype torch.float16"),
         ("causal_conv_tiled", "conv_state", torch.zeros(1, 24, 3).expand(4, -1, -1), "may not overlap"),
         ("causal_conv_tiled", "tile_offset", torch.zeros(3, dtype=torch.int32), "expected .ntiles=2"),
+        ("conv_checkpoint", "width", 1, "1; allowed: 2 to 9"),
+        ("conv_checkpoint", "width", 10, "10; allowed: 2 to 9"),
+        ("conv_checkpoint", "x", torch.zeros(70, 48)[:, ::2], "stride 2 in the last dimension"),
+        ("conv_checkpoint", "cu_seqlens", torch.zeros(6, dtype=torch.int32)[::2], "it must be contiguous"),
+        ("conv_checkpoint", "conv_state", torch.zeros(4, 24, 2), "a width of 4 needs 3"),
+        ("conv_checkpoint", "conv_state", torch.zeros(4, 24, 3).half(), "dtype torch.float16"),
+        ("conv_checkpoint", "conv_state", torch.zeros(1, 24, 3).expand(4, -1, -1), "may not overlap"),
         ("conv_cumsum", "weight", torch.zeros(24, 10), "width 10; allowed: 2 to 9"),
         ("conv_cumsum", "dt", torch.zeros(69, 4), "expected .ntokens=70"),
     ],
@@ -257,6 +277,8 @@ def test_last_chunks_that_do_not_exist(op: str) -> None:
         ("one_pass_scan", "slots"),
         ("causal_conv_tiled", "slots"),
         ("conv_cumsum", "slots"),
+        ("conv_checkpoint", "slots"),
+        *((op, "checkpoint_slots") for op in KEEP),
     ],
 )
 @pytest.mark.parametrize("slot", [4, -5, 2**31 - 1])
@@ -277,6 +299,8 @@ def test_slots_out_of_range(op: str, name: str, slot: int, dtype: torch.dtype) -
         ("one_pass_scan", "slots"),
         ("causal_conv_tiled", "slots"),
         ("conv_cumsum", "slots"),
+        ("conv_checkpoint", "slots"),
+        *((op, "checkpoint_slots") for op in KEEP),
     ],
 )
 def test_slots_written_twice(op: str, name: str) -> None:
@@ -284,6 +308,98 @@ def test_slots_written_twice(op: str, name: str) -> None:
     before = copies_of_written(good)
     with pytest.raises(ValueError, match=f"^{name}: slot 1 is written by more than one sequence"):
         run(**{**good, name: torch.tensor([1, -3])})
+    assert_same(copies_of_written(good), before)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "message"),
+    [
+        (op, *case)
+        for case in (
+            ("checkpoint_offsets", torch.tensor([32, 30]), "dtype torch.int64; allowed: torch.int32"),
+            ("checkpoint_offsets", torch.zeros(4, dtype=torch.int32)[::2], "it must be contiguous"),
+            ("checkpoint_chunks", torch.zeros(4, dtype=torch.int64)[::2], "it must be contiguous"),
+            ("checkpoint_slots", torch.tensor([0, 3], dtype=torch.int16), "int16; allowed: torch.int32, torch.int64"),
+            ("checkpoint_slots", torch.tensor([0]), r"shape \(1,\); expected \(nseqs=2\)"),
+        )
+        for op in (KEEP[:2] if case[0] == "checkpoint_chunks" else KEEP)
+    ],
+)
+def test_marks_of_checkpoints_that_kernels_do_not_take(op: str, name: str, value: torch.Tensor, message: str) -> None:
+    run, good = op_calls()[op]
+    before = copies_of_written(good)
+    with pytest.raises((ValueError, TypeError), match=f"^{name}: .*{message}"):
+        run(**{**good, name: value})
+    assert_same(copies_of_written(good), before)
+
+
+@pytest.mark.parametrize("op", KEEP[:2])
+@pytest.mark.parametrize("name", ["checkpoint_chunks", "checkpoint_offsets", "checkpoint_slots"])
+def test_what_describes_checkpoints_is_given_together(op: str, name: str) -> None:
+    run, good = op_calls()[op]
+    before = copies_of_written(good)
+    with pytest.raises(ValueError, match=f"^{name}: None; checkpoint_chunks, _offsets and _slots are given together"):
+        run(**{**good, name: None})
+    assert_same(copies_of_written(good), before)
+
+
+def test_checkpoints_of_sequences_that_are_one_chunk_each() -> None:
+    run, good = op_calls()["one_pass_scan, checkpoints"]
+    before = copies_of_written(good)
+    with pytest.raises(ValueError, match=r"^checkpoint_chunks: given without last_chunk_indices"):
+        run(**{**good, "last_chunk_indices": None})
+    assert_same(copies_of_written(good), before)
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("op", KEEP)
+@pytest.mark.parametrize(("slot", "sequence"), [(1, 0), (2, 0), (-3, 1), (-2, 1)])
+def test_checkpoints_in_the_slot_of_a_sequence(op: str, slot: int, sequence: int) -> None:
+    """Its own or another's: nothing orders what two programs write there."""
+    run, good = op_calls()[op]
+    before = copies_of_written(good)
+    slots = good["checkpoint_slots"].clone()
+    slots[sequence] = slot
+    with pytest.raises(ValueError, match=f"^checkpoint_slots: slot {slot % 4} of sequence {sequence} belongs to a"):
+        run(**{**good, "checkpoint_slots": slots})
+    assert_same(copies_of_written(good), before)
+
+
+@pytest.mark.fault(13)
+def test_checkpoints_in_a_slot_that_is_only_read() -> None:
+    run, good = op_calls()["state_passing_indexed, checkpoints"]
+    before = copies_of_written(good)
+    good["read_slots"], good["has_initial_state"] = torch.tensor([1, 3]), torch.tensor([False, True])
+    with pytest.raises(ValueError, match=r"^checkpoint_slots: slot 3 of sequence 1 belongs to a sequence"):
+        run(**good)
+    assert_same(copies_of_written(good), before)
+    run(**{**good, "has_initial_state": torch.tensor([True, False])})  # a slot that nobody reads is free
+
+
+@pytest.mark.fault(13)
+@pytest.mark.parametrize("op", KEEP[:2])
+def test_checkpoints_behind_a_chunk_of_another_sequence(op: str) -> None:
+    run, good = op_calls()[op]
+    before = copies_of_written(good)
+    last = good["last_chunk_indices"].tolist()
+    for chunks, wrong, sequence in (
+        ([last[0] + 1, last[1]], last[0] + 1, 0),
+        ([-1, last[1]], -1, 0),
+        ([0, last[0]], last[0], 1),
+        ([0, last[1] + 1], last[1] + 1, 1),
+    ):
+        with pytest.raises(ValueError, match=f"^checkpoint_chunks: {wrong} for sequence {sequence}, which has no such"):
+            run(**{**good, "checkpoint_chunks": torch.tensor(chunks)})
+    assert_same(copies_of_written(good), before)
+
+
+@pytest.mark.fault(13)
+def test_checkpoints_behind_the_end_of_a_sequence() -> None:
+    run, good = op_calls()["conv_checkpoint"]
+    before = copies_of_written(good)
+    for values, wrong, sequence in (([41, 30], 41, 0), ([0, 31], 31, 1), ([70, 70], 70, 0)):
+        with pytest.raises(ValueError, match=f"^checkpoint_offsets: {wrong} for sequence {sequence}, which is shorter"):
+            run(**{**good, "checkpoint_offsets": torch.tensor(values, dtype=torch.int32)})
     assert_same(copies_of_written(good), before)
 
 

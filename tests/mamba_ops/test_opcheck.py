@@ -10,7 +10,6 @@ import torch
 from mamba_ops import build_chunk_metadata, ops
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.checked_slots import checked_slots
-from mamba_ops.ops.conv_checkpoint import conv_checkpoint
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 
 STATE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -49,23 +48,28 @@ def arguments_of_every_op(state_dtype: torch.dtype) -> dict[str, tuple[Any, tupl
     one_chunk_each = ops.chunk_cumsum(steps[0], steps[1], torch.tensor([0, 15, 25, 25]).int(), chunk_size)
     one_chunk_each = [step[[0, 2, 1]] for step in one_chunk_each[::-1]]
     one_pass = (x, B, C, *one_chunk_each, offsets, cache, slots, has, torch.zeros(25, nheads, headdim), 15)
-    marks = (torch.tensor([15, 0, 0]).int(), torch.tensor([1, 3, 3]))  # behind the first chunk of the first sequence
-    kept = (torch.zeros(3, dtype=torch.int64), *marks)
-    passed = (states, dA_cumsum, last, cache, slots, has, slots)
-    over_chunks = (x, B, C, dt_out, dA_cumsum, cu, cache, slots, has, torch.zeros(25, nheads, headdim), 16, None, last)
+    # Behind a chunk in the middle of a sequence, behind none, behind the last chunk or again one in the middle.
+    until = torch.tensor([9, 0, 2], dtype=torch.int32)
+    checkpoints = (torch.tensor([0, 99, 2]), until, torch.tensor([[1, 9], [99, 9], [3, 9]], dtype=torch.int32)[:, 0])
+    edges = build_chunk_metadata(offsets, chunk_size, split_at=until)
+    across_edges = ops.chunk_cumsum(*steps[:2], edges.cu_chunk_seqlens, chunk_size)[::-1]
+    on_the_way = (x, B, C, *across_edges, edges.cu_chunk_seqlens, *one_pass[6:], None, edges.last_chunk_indices)
     return {
         "chunk_cumsum": (ops.chunk_cumsum, steps),
         "chunk_state": (ops.chunk_state, (B, x, dt_out, dA_cumsum, cu)),
         "bmm_chunk": (ops.bmm_chunk, (C, B, cu, chunk_size)),
         "state_passing": (ops.state_passing, (states, dA_cumsum, last, rows, state_dtype)),
         "state_passing_update": (ops.state_passing_update, (states, dA_cumsum, last, rows, cache, slots)),
-        "state_passing_indexed": (ops.state_passing_indexed, passed),
-        "state_passing_indexed with checkpoints": (ops.state_passing_indexed, (*passed, False, *kept)),
+        "state_passing_indexed": (ops.state_passing_indexed, (states, dA_cumsum, last, cache, slots, has, slots)),
+        "state_passing_indexed, checkpoints": (
+            ops.state_passing_indexed,
+            (states, dA_cumsum, last, cache, slots, has, slots, False, *checkpoints),
+        ),
         "chunk_scan": (ops.chunk_scan, (*scan, torch.randn(nheads), torch.randn(25, nheads, headdim))),
         "masked_gather": (ops.masked_gather, (cache, slots, has)),
         "one_pass_scan": (ops.one_pass_scan, (*one_pass, torch.randn(nheads, headdim))),
-        "one_pass_scan with checkpoints": (ops.one_pass_scan, (*over_chunks, *kept)),
-        "conv_checkpoint": (conv_checkpoint, (wide, offsets, conv_state, slots, has, *marks, 4)),
+        "one_pass_scan, checkpoints": (ops.one_pass_scan, (*on_the_way, *checkpoints)),
+        "conv_checkpoint": (ops.conv_checkpoint, (wide, offsets, conv_state, slots, has, *checkpoints[1:], 4)),
         "causal_conv_tiled": (causal_conv_tiled, convolution),
         "conv_cumsum": (conv_cumsum, (*convolution, *steps[:2], chunk_size, steps[4], True)),
         "checked_slots": (checked_slots, (metadata.cu_seqlens, slots, has, slots, 25, 6)),

@@ -62,10 +62,11 @@ def make_tiled_case(
     negative: bool = False,
     padding_tokens: int = 3,
     padding_tiles: int = 2,
+    spare_slots: int = 3,
     device: str = "cpu",
 ) -> TiledCase:
     """Random inputs; x is a slice of a projection, slots and mask are columns of tables, caches are views of pages."""
-    nseqs, num_slots, entries = len(lengths), len(lengths) + 3, width - 1 + spare_entries
+    nseqs, num_slots, entries = len(lengths), len(lengths) + spare_slots, width - 1 + spare_entries
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
     x = torch.randn(sum(lengths) + padding_tokens, conv_dim + 9)[:, 3 : 3 + conv_dim].to(dtype)
     x[sum(lengths) :] = torch.nan
@@ -138,7 +139,9 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 @st.composite
-def tiled_cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> TiledCase:
+def tiled_cases(
+    draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES, spare_slots: int = 3, device: str = "cpu"
+) -> TiledCase:
     torch.manual_seed(draw(st.integers(0, 2**31)))
     lengths = draw(st.lists(st.integers(0, 2 * BLOCK_TOKENS + 2), min_size=1, max_size=5))
     return make_tiled_case(
@@ -155,4 +158,6 @@ def tiled_cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Ti
         negative=draw(st.booleans()),
         padding_tokens=draw(st.integers(0, 3)),
         padding_tiles=draw(st.integers(0, 3)),
+        spare_slots=spare_slots,
+        device=device,
     )

@@ -55,7 +55,7 @@ def main() -> None:
         found = {public for public in vars(module) if not public.startswith("_")}
         others = found - set(module.__all__)
         submodules = {other for other in others if importlib.util.find_spec(f"{name}.{other}")}
-        private = {"annotations", "TYPE_CHECKING", "importlib", "read_real_buffers"}
+        private = {"annotations", "TYPE_CHECKING", "importlib", "read_before_write"}
         assert others <= submodules | private, f"{name} shows {others - submodules - private}, but not in __all__"
     for package in ("mamba_ops", "inductor_passes"):
         assert (SITE / package / "py.typed").exists(), f"{package} has no py.typed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +22,13 @@ from inductor_passes.vllm.compiled_region import (
     compile_region_with_checkpoints,
     present,
 )
-from inductor_passes.vllm.direct_region import direct_region, direct_region_in_one_pass
+from inductor_passes.vllm.direct_region import DirectCall, direct_region, direct_region_in_one_pass
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region import keep_inputs, prefill, prefill_with_checkpoints
 from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors, StepTensors
 from inductor_passes.vllm.self_check import check_against, self_check
+from inductor_passes.vllm.writing import write_down
 from mamba_ops import build_chunk_metadata
 
 NUM_SLOTS = 24
@@ -279,6 +281,20 @@ def test_self_check_finds_a_region_that_mixes_sequences(region: CompiledRegion) 
     broken = dataclasses.replace(region, run=run)
     with pytest.raises(RuntimeError, match="self check: the output of sequence 0 differs"):
         self_check(broken)
+
+
+@pytest.mark.fault(22)
+def test_each_region_of_a_layer_is_written_to_a_folder_of_its_own(region: CompiledRegion, tmp_path: Path) -> None:
+    def launch(_: DirectCall) -> None:
+        raise AssertionError("nothing is run")
+
+    by_address = [dataclasses.replace(region, direct=launch, max_tokens=most) for most in (None, 32, 64)]
+    one_chunk = dataclasses.replace(by_address[1], one_chunk=True)
+    regions = [region, one_chunk, *by_address]
+    regions += [dataclasses.replace(each, checkpoints=True) for each in (region, *by_address)]
+    for each in regions:
+        write_down(each, tmp_path)
+    assert len(list(tmp_path.iterdir())) == len(regions)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
