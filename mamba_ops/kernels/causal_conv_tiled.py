@@ -39,7 +39,6 @@ def convolve_tile(
     stride_state_token: tl.constexpr,
     conv_dim: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_HISTORY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
@@ -134,7 +133,6 @@ def causal_conv_tiled_kernel(
     conv_dim: tl.constexpr,
     # What is compiled in
     WIDTH: tl.constexpr,
-    BLOCK_HISTORY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
@@ -161,7 +159,6 @@ def causal_conv_tiled_kernel(
         stride_state_token,
         conv_dim,
         WIDTH,
-        BLOCK_HISTORY,
         HAS_BIAS,
         BLOCK_TOKENS,
         BLOCK_CHANNELS,
