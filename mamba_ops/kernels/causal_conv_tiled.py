@@ -39,7 +39,6 @@ def convolve_tile(
     stride_state_token: tl.constexpr,
     conv_dim: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_HISTORY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
@@ -59,44 +58,53 @@ def convolve_tile(
     is_channel = channel < conv_dim
     state_ptrs = state_ptr + slot * stride_state_slot + channel * stride_state_channel
     x_ptrs = x_ptr + start * stride_x_token + channel
-    position = first + tl.arange(0, BLOCK_TOKENS)
-    is_token = position < length
 
-    acc = tl.zeros((BLOCK_TOKENS, BLOCK_CHANNELS), dtype=tl.float32)
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+    # A row of inputs for each token of the tile, behind those that the first token looks back at. A thread keeps some
+    # channels of all of them, so each input is loaded once, and no thread waits for another.
+    rows = ()
+    for back in tl.static_range(WIDTH - 1):
+        source = first - (WIDTH - 1) + back
+        new = tl.load(x_ptrs + source * stride_x_token, mask=is_channel & (source >= 0), other=0.0)
+        is_cached = has & (first == 0)
+        cached = tl.load(state_ptrs + back * stride_state_token, mask=is_channel & is_cached, other=0.0)
+        rows = rows + (tl.where(source >= 0, new, cached.to(new.dtype)),)  # noqa: RUF005
+    for token in tl.static_range(BLOCK_TOKENS):
+        is_token = first + token < length
+        row = tl.load(x_ptrs + (first + token) * stride_x_token, mask=is_channel & is_token, other=0.0)
+        rows = rows + (row,)  # noqa: RUF005
+    weights = ()
     for tap in tl.static_range(WIDTH):
-        source = position - (WIDTH - 1 - tap)
-        is_new = (is_token & (source >= 0))[:, None] & is_channel[None, :]
-        is_cached = (has & is_token & (source < 0))[:, None] & is_channel[None, :]
-        new = tl.load(x_ptrs[None, :] + source[:, None] * stride_x_token, mask=is_new, other=0.0)
-        cached_ptrs = state_ptrs[None, :] + (source[:, None] + (WIDTH - 1)) * stride_state_token
-        cached = tl.load(cached_ptrs, mask=is_cached, other=0.0)
         weight = tl.load(weight_ptr + channel * WIDTH + tap, mask=is_channel, other=0.0)
-        value = tl.where(is_new, new, cached.to(new.dtype))
-        if x_ptr.dtype.element_ty == tl.float32 or weight_ptr.dtype.element_ty == tl.float32:
-            # Spelled as one rounding: left to itself the compiler fuses some of these, and others in another kernel.
-            taps = tl.zeros((BLOCK_TOKENS, BLOCK_CHANNELS), dtype=tl.float32) + weight.to(tl.float32)[None, :]
-            acc = tl.fma(value.to(tl.float32), taps, acc)
-        else:
-            acc += value * weight[None, :]
-    acc = acc / (1 + tl.exp(-acc))
-    out_ptrs = out_ptr + (start + position)[:, None] * conv_dim + channel[None, :]
-    tl.store(out_ptrs, acc, mask=is_token[:, None] & is_channel[None, :])
+        weights = weights + (weight,)  # noqa: RUF005
+    bias = tl.zeros((BLOCK_CHANNELS,), dtype=tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)
 
-    if first == 0:  # names of their own: Triton wants one shape for a name
-        kept = tl.arange(0, BLOCK_HISTORY)
-        kept_source = length - (WIDTH - 1) + kept
-        is_kept = kept < WIDTH - 1
-        kept_new = (is_kept & (kept_source >= 0))[:, None] & is_channel[None, :]
-        kept_cached = (has & is_kept & (kept_source < 0))[:, None] & is_channel[None, :]
-        last_new = tl.load(x_ptrs[None, :] + kept_source[:, None] * stride_x_token, mask=kept_new, other=0.0)
-        last_ptrs = state_ptrs[None, :] + (length + kept)[:, None] * stride_state_token
-        last_cached = tl.load(last_ptrs, mask=kept_cached, other=0.0)
+    out_ptrs = out_ptr + (start + first) * conv_dim + channel
+    for token in tl.static_range(BLOCK_TOKENS):
+        acc = bias
+        for tap in tl.static_range(WIDTH):
+            if x_ptr.dtype.element_ty == tl.float32 or weight_ptr.dtype.element_ty == tl.float32:
+                # Spelled as one rounding: left to itself the compiler fuses some of these, and others elsewhere.
+                acc = tl.fma(rows[token + tap].to(tl.float32), weights[tap].to(tl.float32), acc)
+            else:
+                acc += rows[token + tap] * weights[tap]
+        acc = acc / (1 + tl.exp(-acc))
+        tl.store(out_ptrs + token * conv_dim, acc, mask=is_channel & (first + token < length))
+
+    if first == 0:
+        kept = ()
+        for back in tl.static_range(WIDTH - 1):
+            kept_source = length - (WIDTH - 1) + back
+            is_new = kept_source >= 0
+            last_new = tl.load(x_ptrs + kept_source * stride_x_token, mask=is_channel & is_new, other=0.0)
+            is_cached = has & (kept_source < 0)
+            last_ptrs = state_ptrs + (length + back) * stride_state_token
+            last_cached = tl.load(last_ptrs, mask=is_channel & is_cached, other=0.0)
+            kept = kept + (tl.where(is_new, last_new.to(last_cached.dtype), last_cached),)  # noqa: RUF005
         tl.debug_barrier()  # every thread of this program has read what the slot held
-        last = tl.where(kept_new, last_new.to(last_cached.dtype), last_cached)
-        target_ptrs = state_ptrs[None, :] + kept[:, None] * stride_state_token
-        tl.store(target_ptrs, last, mask=is_kept[:, None] & is_channel[None, :])
+        for back in tl.static_range(WIDTH - 1):
+            tl.store(state_ptrs + back * stride_state_token, kept[back], mask=is_channel)
 
 
 @triton.jit(
@@ -125,7 +133,6 @@ def causal_conv_tiled_kernel(
     conv_dim: tl.constexpr,
     # What is compiled in
     WIDTH: tl.constexpr,
-    BLOCK_HISTORY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
@@ -152,7 +159,6 @@ def causal_conv_tiled_kernel(
         stride_state_token,
         conv_dim,
         WIDTH,
-        BLOCK_HISTORY,
         HAS_BIAS,
         BLOCK_TOKENS,
         BLOCK_CHANNELS,

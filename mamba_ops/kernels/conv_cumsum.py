@@ -60,7 +60,6 @@ def conv_cumsum_kernel(
     chunk_size: tl.constexpr,
     # What is compiled in
     WIDTH: tl.constexpr,
-    BLOCK_HISTORY: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_DT_BIAS: tl.constexpr,
     DT_SOFTPLUS: tl.constexpr,
@@ -94,7 +93,6 @@ def conv_cumsum_kernel(
                 stride_state_token,
                 conv_dim,
                 WIDTH,
-                BLOCK_HISTORY,
                 HAS_BIAS,
                 BLOCK_TOKENS,
                 BLOCK_CHANNELS,

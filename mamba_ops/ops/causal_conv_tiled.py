@@ -83,7 +83,6 @@ def causal_conv_tiled(
         stride_state_token=conv_state.stride(2),
         conv_dim=conv_dim,
         WIDTH=width,
-        BLOCK_HISTORY=triton.next_power_of_2(width - 1),
         HAS_BIAS=bias is not None,
         BLOCK_TOKENS=kernel.BLOCK_TOKENS,
         BLOCK_CHANNELS=kernel.BLOCK_CHANNELS,

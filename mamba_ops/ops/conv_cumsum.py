@@ -156,7 +156,6 @@ def conv_cumsum_launch(
         "nheads": nheads,
         "chunk_size": chunk_size,
         "WIDTH": width,
-        "BLOCK_HISTORY": triton.next_power_of_2(width - 1),
         "HAS_BIAS": bias is not None,
         "HAS_DT_BIAS": dt_bias is not None,
         "DT_SOFTPLUS": dt_softplus,
