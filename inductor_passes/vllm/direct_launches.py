@@ -10,6 +10,7 @@ from torch import Tensor
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.made_up_layers import empty_layer
 from inductor_passes.vllm.region_inputs import CheckpointTensors, LayerShape, LayerTensors
+from mamba_ops.kernels import one_pass_heads
 from mamba_ops.ops.bmm_chunk import bmm_chunk_launch
 from mamba_ops.ops.chunk_scan import chunk_scan_launch
 from mamba_ops.ops.chunk_state import chunk_state_launch
@@ -17,6 +18,7 @@ from mamba_ops.ops.conv_checkpoint import conv_checkpoint_launch
 from mamba_ops.ops.conv_cumsum import conv_cumsum_launch
 from mamba_ops.ops.launch import Launch
 from mamba_ops.ops.one_pass import one_pass_launch
+from mamba_ops.ops.one_pass_heads import has_form_of_heads, one_pass_heads_launch
 from mamba_ops.ops.state_passing import state_passing_launch
 
 
@@ -80,6 +82,30 @@ def scan_launch(shape: LayerShape, max_tokens: int, one_chunk: bool, checkpoints
         return one_pass_launch(t.x, t.B, t.C, t.steps, t.steps, *sequences, t.out, max_tokens, t.D, last, *kept)
 
 
+def scan_of_heads_launch(shape: LayerShape, max_tokens: int) -> Launch:
+    """The same for many sequences of one chunk each."""
+    with torch.device("meta"):
+        t = _tensors(shape)
+        sequences = (t.integers, t.state_cache, t.integers[:1], t.has)
+        return one_pass_heads_launch(t.x, t.B, t.C, t.steps, t.steps, *sequences, t.out, max_tokens, t.D, 1)
+
+
+def sequences_for_heads(shape: LayerShape, max_tokens: int) -> int | None:
+    """From how many sequences on that form is faster; None: layers of this shape have no such form."""
+    with torch.device("meta"):
+        t = _tensors(shape)
+    if not has_form_of_heads(t.x, t.B, max_tokens):
+        return None
+    return one_pass_heads.least_sequences(shape.nheads, _multiprocessors(shape))
+
+
+def heads_of_a_program(nseqs: int, shape: LayerShape) -> int:
+    """How many heads a program of that form takes."""
+    return one_pass_heads.heads_of_a_program(
+        nseqs, shape.nheads, shape.nheads // shape.ngroups, _multiprocessors(shape)
+    )
+
+
 def staged_launches(shape: LayerShape, checkpoints: bool = False) -> tuple[Launch, Launch, Launch, Launch]:
     """All that follows, in stages: chunk state, state passing, C . B, scan."""
     with torch.device("meta"):
@@ -96,6 +122,10 @@ def staged_launches(shape: LayerShape, checkpoints: bool = False) -> tuple[Launc
             bmm_chunk_launch(t.C, t.B, t.integers, cb),
             chunk_scan_launch(cb, t.x, t.steps, t.steps, t.C, entering, t.integers, t.out, t.D, None),
         )
+
+
+def _multiprocessors(shape: LayerShape) -> int:
+    return torch.cuda.get_device_properties(shape.device).multi_processor_count
 
 
 def _split(shape: LayerShape) -> tuple[Tensor, Tensor, Tensor]:

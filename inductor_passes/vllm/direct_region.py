@@ -15,7 +15,14 @@ import torch
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compiled_region import CompiledRegion
 from inductor_passes.vllm.direct_kernel import DirectKernel
-from inductor_passes.vllm.direct_launches import conv_launch, keep_launch, scan_launch, staged_launches
+from inductor_passes.vllm.direct_launches import (
+    conv_launch,
+    heads_of_a_program,
+    keep_launch,
+    scan_launch,
+    scan_of_heads_launch,
+    staged_launches,
+)
 from inductor_passes.vllm.example_inputs import SLOT_MULTIPLE
 from inductor_passes.vllm.region_inputs import ALIGNMENT, NO_CHECKPOINTS, LayerShape, LayerTensors, StepTensors
 from inductor_passes.vllm.workspace import workspace
@@ -178,6 +185,49 @@ class InOnePass(DirectRegion):
         )
 
 
+class OfHeads(DirectRegion):
+    """The same for many sequences of one chunk each: a program goes through several heads."""
+
+    def __init__(self, shape: LayerShape, max_tokens: int) -> None:
+        super().__init__(shape)
+        launch = scan_of_heads_launch(shape, max_tokens)
+        self._kernel, self._headdim_blocks = DirectKernel(launch, "heads"), launch.grid[0]
+        self._shape = shape
+        self._grids: dict[int, tuple[int, int]] = {}  # by the number of sequences: programs of one, heads of a program
+
+    def _scan(self, stream: int, call: DirectCall, convolved: int, dt_out: int, dA_cumsum: int) -> None:
+        _, step_sizes, layer_sizes, _, out, layer, step, _ = call
+        nseqs, _, _, slots_stride = step_sizes
+        num_slots, _, ssm_step = layer_sizes
+        _, cu_chunk_seqlens, _, _, slots, has, _, _ = step
+        programs, heads = self._grids.get(nseqs) or self._choose(nseqs)
+        self._kernel(
+            (self._headdim_blocks, programs, nseqs),
+            stream,
+            convolved,
+            convolved + self._B_at,
+            convolved + self._C_at,
+            dt_out,
+            dA_cumsum,
+            cu_chunk_seqlens,
+            layer[3],
+            layer[6],
+            slots,
+            has,
+            out,
+            num_slots,
+            ssm_step * SLOT_MULTIPLE,
+            slots_stride,
+            1,
+            heads,
+        )
+
+    def _choose(self, nseqs: int) -> tuple[int, int]:
+        heads = heads_of_a_program(nseqs, self._shape)
+        chosen = self._grids[nseqs] = (self._shape.nheads // heads, heads)
+        return chosen
+
+
 class InStages(DirectRegion):
     """`prefill`: five launches, those that are left once the snapshot is gone; with checkpoints one more."""
 
@@ -250,6 +300,11 @@ def direct_region_in_one_pass(
     return _region(
         shape, lambda: InOnePass(shape, max_tokens, one_chunk, checkpoints), max_tokens, one_chunk, checkpoints
     )
+
+
+def direct_region_of_heads(shape: LayerShape, max_tokens: int) -> CompiledRegion:
+    """`direct_region_in_one_pass` for steps of many sequences, of one chunk each; see `sequences_for_heads`."""
+    return _region(shape, lambda: OfHeads(shape, max_tokens), max_tokens, True, False)
 
 
 def direct_region(shape: LayerShape, checkpoints: bool = False) -> CompiledRegion:

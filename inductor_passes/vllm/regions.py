@@ -17,7 +17,8 @@ from inductor_passes.vllm.compiled_region import (
     compile_region_with_checkpoints,
 )
 from inductor_passes.vllm.decline import counters
-from inductor_passes.vllm.direct_region import direct_region, direct_region_in_one_pass
+from inductor_passes.vllm.direct_launches import sequences_for_heads
+from inductor_passes.vllm.direct_region import direct_region, direct_region_in_one_pass, direct_region_of_heads
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region_inputs import LayerShape
 from inductor_passes.vllm.self_check import check_against, self_check
@@ -67,6 +68,7 @@ class Region:
         general: CompiledRegion,
         with_checkpoints: list[CompiledRegion],
         one_pass: list[CompiledRegion],
+        of_heads: CompiledRegion | None,
         staged: CompiledRegion | None,
     ) -> None:
         self.shape = shape = general.shape
@@ -74,7 +76,11 @@ class Region:
         self._with_checkpoints, self.keeps_checkpoints = with_checkpoints, bool(with_checkpoints)
         with_edges = (each for each in reversed(one_pass) if each.direct and not each.one_chunk)
         self.in_full_step = next(with_edges, None)
-        self._choices = tuple((region.max_tokens or 0, region.one_chunk, region) for region in one_pass)
+        choices = [(region.max_tokens or 0, region.one_chunk, 0, region) for region in one_pass]
+        if of_heads is not None:
+            least = sequences_for_heads(shape, of_heads.max_tokens or 0) or 0
+            choices.insert(0, (of_heads.max_tokens or 0, True, least, of_heads))
+        self._choices = tuple(choices)
         self.projected_bytes = shape.projected * shape.dtype.itemsize
         self.out_bytes = shape.inner * shape.dtype.itemsize
         self.row_bytes = math.gcd(self.projected_bytes, self.out_bytes)
@@ -88,8 +94,8 @@ class Region:
             one_chunk: whether each is one chunk.
             nchunks: of all of them.
         """
-        for most, only_one_chunk, region in self._choices:
-            if max_tokens <= most and (one_chunk or not only_one_chunk):
+        for most, only_one_chunk, least, region in self._choices:
+            if max_tokens <= most and least <= nchunks and (one_chunk or not only_one_chunk):
                 return region
         if self._staged is not None and nchunks <= MOST_DIRECT_CHUNKS:
             return self._staged
@@ -136,8 +142,11 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     one_pass: list[CompiledRegion] = []
     if options.one_pass and options.eliminate:
         one_pass = _tried(_one_pass_forms(shape, options), general, options)
-    staged, with_checkpoints = None, []
+    of_heads, staged, with_checkpoints = None, None, []
     if _by_address(shape, options):
+        if one_pass and sequences_for_heads(shape, ONE_PASS_TOKENS[0]) is not None:
+            make = functools.partial(direct_region_of_heads, shape, ONE_PASS_TOKENS[0])
+            of_heads = next(iter(_tried([make], general, options)), None)
         staged = next(iter(_tried([lambda: direct_region(shape)], general, options)), None)
         if checkpoints:
             with_checkpoints = _launched_with_checkpoints(shape, one_pass, general, options)
@@ -148,7 +157,7 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
         with_checkpoints = [compiled]
     shortcut = f"; up to {one_pass[-1].max_tokens} new tokens run in one pass" if one_pass else ""
     logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(general), shortcut)
-    return Region(general, with_checkpoints, one_pass, staged)
+    return Region(general, with_checkpoints, one_pass, of_heads, staged)
 
 
 def _checked(region: CompiledRegion, options: Options) -> CompiledRegion:

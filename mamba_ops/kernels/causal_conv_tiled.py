@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 BLOCK_TOKENS = 8
-BLOCK_CHANNELS = 128
-NUM_WARPS = 4
+BLOCK_CHANNELS = 256
+NUM_WARPS = 2
 
 
 @triton.jit
@@ -67,15 +67,15 @@ def convolve_tile(
         new = tl.load(x_ptrs + source * stride_x_token, mask=is_channel & (source >= 0), other=0.0)
         is_cached = has & (first == 0)
         cached = tl.load(state_ptrs + back * stride_state_token, mask=is_channel & is_cached, other=0.0)
-        rows = rows + (tl.where(source >= 0, new, cached.to(new.dtype)),)  # noqa: RUF005
+        rows = rows + (tl.where(source >= 0, new, cached.to(new.dtype)),)
     for token in tl.static_range(BLOCK_TOKENS):
         is_token = first + token < length
         row = tl.load(x_ptrs + (first + token) * stride_x_token, mask=is_channel & is_token, other=0.0)
-        rows = rows + (row,)  # noqa: RUF005
+        rows = rows + (row,)
     weights = ()
     for tap in tl.static_range(WIDTH):
         weight = tl.load(weight_ptr + channel * WIDTH + tap, mask=is_channel, other=0.0)
-        weights = weights + (weight,)  # noqa: RUF005
+        weights = weights + (weight,)
     bias = tl.zeros((BLOCK_CHANNELS,), dtype=tl.float32)
     if HAS_BIAS:
         bias += tl.load(bias_ptr + channel, mask=is_channel, other=0.0).to(tl.float32)
@@ -101,7 +101,7 @@ def convolve_tile(
             is_cached = has & (kept_source < 0)
             last_ptrs = state_ptrs + (length + back) * stride_state_token
             last_cached = tl.load(last_ptrs, mask=is_channel & is_cached, other=0.0)
-            kept = kept + (tl.where(is_new, last_new.to(last_cached.dtype), last_cached),)  # noqa: RUF005
+            kept = kept + (tl.where(is_new, last_new.to(last_cached.dtype), last_cached),)
         tl.debug_barrier()  # every thread of this program has read what the slot held
         for back in tl.static_range(WIDTH - 1):
             tl.store(state_ptrs + back * stride_state_token, kept[back], mask=is_channel)

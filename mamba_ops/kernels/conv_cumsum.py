@@ -9,7 +9,7 @@ import triton.language as tl
 from mamba_ops.kernels.causal_conv_tiled import convolve_tile
 from mamba_ops.kernels.chunk_cumsum import sum_chunk
 
-NUM_WARPS = 4
+NUM_WARPS = 2
 BLOCKS_OF_HEADS = 2  # a program's, one after the other
 
 

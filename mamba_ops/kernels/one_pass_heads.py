@@ -6,6 +6,8 @@ heads of a group have in common, B, C and their product, is read and computed on
 `mamba_ops.kernels.one_pass`, and so are the bits.
 """
 
+import math
+
 import triton
 import triton.language as tl
 
@@ -19,18 +21,21 @@ STAGES = 3  # heads whose loads are under way at once
 WORTH_IT = 2.5
 
 
+def least_sequences(nheads: int, multiprocessors: int) -> int:
+    """From how many sequences on this form is faster, for layers of so many heads."""
+    return math.ceil(WORTH_IT * multiprocessors / nheads)
+
+
 def heads_of_a_program(nseqs: int, nheads: int, heads_per_group: int, multiprocessors: int) -> int:
-    """How many heads each program takes: the fewest with which all programs run at once, or 1 if that is no gain.
+    """How many heads each program takes: the fewest, but not one, with which all programs run at once.
 
     Args:
         nseqs: of the step. nheads: of the layer. heads_per_group: of which each program has a part.
         multiprocessors: of the GPU.
     """
-    if nseqs * nheads < WORTH_IT * multiprocessors:
-        return 1
-    at_once = RESIDENT * multiprocessors
-    parts = [heads for heads in range(1, heads_per_group + 1) if heads_per_group % heads == 0]
-    return next((heads for heads in parts if nseqs * (nheads // heads) <= at_once), heads_per_group)
+    parts = [heads for heads in range(2, heads_per_group + 1) if heads_per_group % heads == 0]
+    at_once = (heads for heads in parts if nseqs * (nheads // heads) <= RESIDENT * multiprocessors)
+    return next(at_once, heads_per_group)
 
 
 @triton.jit(

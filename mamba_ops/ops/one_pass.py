@@ -8,6 +8,7 @@ from mamba_ops import cpu, op_checks
 from mamba_ops.kernels import one_pass as kernel
 from mamba_ops.ops.dispatch import compiles_for_nvidia, runs_kernels
 from mamba_ops.ops.launch import Launch
+from mamba_ops.ops.one_pass_heads import heads_of_a_program, one_pass_heads_launch
 
 
 @triton_op("mamba_ops::one_pass_scan", mutates_args={"state_cache", "out"})
@@ -95,24 +96,12 @@ def one_pass_scan(
             checkpoint_slots,
         )
         return
-    one_pass_launch(
-        x,
-        B,
-        C,
-        dt_out,
-        dA_cumsum,
-        cu_chunk_seqlens,
-        state_cache,
-        slots,
-        has_initial_state,
-        out,
-        max_tokens,
-        D,
-        last_chunk_indices,
-        checkpoint_chunks,
-        checkpoint_offsets,
-        checkpoint_slots,
-    ).run()
+    required = (x, B, C, dt_out, dA_cumsum, cu_chunk_seqlens, state_cache, slots, has_initial_state, out, max_tokens, D)
+    heads = heads_of_a_program(x, B, slots, max_tokens) if last_chunk_indices is None else 1
+    if heads > 1:
+        one_pass_heads_launch(*required, heads).run()
+        return
+    one_pass_launch(*required, last_chunk_indices, checkpoint_chunks, checkpoint_offsets, checkpoint_slots).run()
 
 
 def one_pass_launch(
@@ -133,7 +122,7 @@ def one_pass_launch(
     checkpoint_offsets: Tensor | None = None,
     checkpoint_slots: Tensor | None = None,
 ) -> Launch:
-    """The launch behind `one_pass_scan`, with the same arguments."""
+    """The launch behind `one_pass_scan` with a program for each head, with the same arguments."""
     _, nheads, headdim = x.shape
     _, ngroups, dstate = B.shape
     most_headdim = kernel.block_headdim(dstate * B.element_size(), last_chunk_indices is None)

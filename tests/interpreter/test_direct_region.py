@@ -12,7 +12,7 @@ from torch import Tensor
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm import direct_region, workspace
 from inductor_passes.vllm.compiled_region import CompiledRegion, compile_region_with_checkpoints
-from inductor_passes.vllm.direct_region import DirectCall, DirectRegion, InOnePass, InStages, over_tensors
+from inductor_passes.vllm.direct_region import DirectCall, DirectRegion, InOnePass, InStages, OfHeads, over_tensors
 from inductor_passes.vllm.full_tables import FullTables
 from inductor_passes.vllm.region_inputs import LayerShape
 from inductor_passes.vllm.self_check import check_against
@@ -71,6 +71,14 @@ def test_in_stages(shape: LayerShape) -> None:
 def test_in_one_pass(shape: LayerShape, one_chunk: bool) -> None:
     """To the rounding of a sum: NumPy sums products of matrices in an order that depends on their sizes."""
     region = region_of(InOnePass(shape, 16, one_chunk), shape, 16, one_chunk)
+    for lengths, contexts in (([16], [0]), ([5, 3, 1, 16], [11, 13, 0, 32]), ([16, 2], [16, 14])):
+        assert_equals_uncompiled(region, lengths, contexts, steps=8)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_of_several_heads(shape: LayerShape, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_region, "heads_of_a_program", lambda *_: heads)
+    region = region_of(OfHeads(shape, 16), shape, 16, one_chunk=True)
     for lengths, contexts in (([16], [0]), ([5, 3, 1, 16], [11, 13, 0, 32]), ([16, 2], [16, 14])):
         assert_equals_uncompiled(region, lengths, contexts, steps=8)
 

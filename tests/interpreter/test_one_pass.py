@@ -20,6 +20,7 @@ from mamba_ops import build_chunk_metadata, ops
 from mamba_ops.kernels import causal_conv_tiled as conv_kernel
 from mamba_ops.kernels import chunk_cumsum as cumsum_kernel
 from mamba_ops.kernels import one_pass as kernel
+from mamba_ops.ops import one_pass as one_pass_op
 from mamba_ops.ops.causal_conv_tiled import causal_conv_tiled
 from mamba_ops.ops.conv_cumsum import conv_cumsum
 from tests.mamba_ops.checkpoints import KeptScan, kept_scans
@@ -252,6 +253,17 @@ def test_blocks_of_any_size(case: Case, headdim: int, channels: int, heads: int)
         patch.setattr(kernel, "BLOCK_HEADDIM", headdim)
         patch.setattr(conv_kernel, "BLOCK_CHANNELS", channels)
         patch.setattr(cumsum_kernel, "block_heads", lambda *_: heads)
+        assert_agrees_with_stages(case)
+
+
+@pytest.mark.fault(21)
+@few
+@given(cases(), st.integers(1, 3))
+def test_several_heads_in_a_program(case: Case, heads: int) -> None:
+    nheads, _, _, ngroups, _ = case.sizes
+    heads = math.gcd(heads, nheads // ngroups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_pass_op, "heads_of_a_program", lambda *_: heads)
         assert_agrees_with_stages(case)
 
 
