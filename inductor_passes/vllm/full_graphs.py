@@ -20,6 +20,7 @@ FEW_REQUESTS = (1, 4)
 class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
     """Chooses a graph of decodes first, then a whole step, then vLLM's graphs between the layers."""
 
+    cudagraph_mode: Any
     _candidates: dict[tuple[int, int], list[Any]]
 
     def _init_candidates(self) -> None:
