@@ -63,7 +63,11 @@ METADATA_SIGNATURES = (
 # What capturing whole steps with a prefill needs besides, and only it.
 _GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 GRAPHS_MODULE_ATTRIBUTES = {
-    "vllm.config.compilation": ("CUDAGraphMode.FULL", "CUDAGraphMode.FULL_AND_PIECEWISE"),
+    "vllm.config.compilation": (
+        "CUDAGraphMode.FULL",
+        "CUDAGraphMode.FULL_AND_PIECEWISE",
+        "CUDAGraphMode.FULL_DECODE_ONLY",
+    ),
     "vllm.v1.attention.backend": ("AttentionCGSupport.ALWAYS",),
     "vllm.v1.worker.gpu.model_runner": ("ModelCudaGraphManager",),
 }
@@ -74,6 +78,11 @@ GRAPHS_SIGNATURES = (
         ("cg_mode", "num_tokens", "num_reqs"),
     ),
     (_GRAPHS, "ModelCudaGraphManager._init_candidates", ("self",)),
+    (
+        _GRAPHS,
+        "ModelCudaGraphManager.dispatch",
+        ("self", "num_reqs", "num_tokens", "uniform_token_count", "num_active_loras"),
+    ),
     (_GRAPHS, "ModelCudaGraphManager.run_fullgraph", ("self", "desc")),
     (
         _METADATA,

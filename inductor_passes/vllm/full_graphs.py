@@ -20,28 +20,37 @@ FEW_REQUESTS = (1, 4)
 class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
     """Chooses a graph of decodes first, then a whole step, then vLLM's graphs between the layers."""
 
+    cudagraph_mode: Any
     _candidates: dict[tuple[int, int], list[Any]]
 
     def _init_candidates(self) -> None:
-        super()._init_candidates()
         self._steps: FullSteps | None = known_steps(self.vllm_config)
         self._ours: set[Any] = set()
+        self._offered = True
+        mode = self.cudagraph_mode
+        if self._steps is not None and mode == CUDAGraphMode.FULL:
+            # vLLM's graphs are then for any step, but kernels of attention are chosen anew where no query is longer
+            # than a token, so that decodes need graphs of their own.
+            self.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+        super()._init_candidates()
+        self.cudagraph_mode = mode
+        self._without = self._candidates
+        self._with_ours = {key: [*graphs] for key, graphs in self._candidates.items()}
         if self._steps is None or self.ubatch_runner is not None or self.use_breakable_cg:
             return
-        if self.cudagraph_mode == CUDAGraphMode.FULL:  # all of vLLM's are whole steps
-            self._ours = set(self._capture_descs.get(CUDAGraphMode.FULL, []))
-        elif self.cudagraph_mode == CUDAGraphMode.FULL_AND_PIECEWISE:
+        if mode in (CUDAGraphMode.FULL, CUDAGraphMode.FULL_AND_PIECEWISE):
             self._add(self._steps.captured)
-        self._with_ours = self._candidates
-        self._without = {
-            key: [graph for graph in graphs if graph not in self._ours] for key, graphs in self._candidates.items()
-        }
 
     def offer(self, whole_steps: bool) -> bool:
         """Choose whole steps with a prefill from now on, or do not; whether there are any."""
-        if self._ours:
-            self._candidates = self._with_ours if whole_steps else self._without
+        self._offered = whole_steps
         return bool(self._ours)
+
+    def dispatch(self, num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        """The graph of a step. Ours were captured for longer queries, so some request has to have one."""
+        ours = self._offered and num_tokens > num_reqs
+        self._candidates = self._with_ours if ours else self._without
+        return super().dispatch(num_reqs, num_tokens, *args, **kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         """Capture all, and do without ours if a layer could not be captured."""
@@ -50,7 +59,7 @@ class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
             return
         if self._steps.failure is not None:
             logger.warning("mamba_ops: no whole step with a prefill is captured: %s", self._steps.failure)
-            self.offer(whole_steps=False)
+            self._with_ours = self._without
             for graph in self._ours:
                 self.graphs.pop(graph, None)
             self._ours = set()
@@ -77,7 +86,7 @@ class FullStepManager(ModelCudaGraphManager):  # type: ignore[misc]
                 ]
                 self._ours.update(graphs)
                 for count in range(first, ntokens + 1):
-                    candidates = self._candidates.setdefault((count, loras), [])
+                    candidates = self._with_ours.setdefault((count, loras), [])
                     decodes = sum(each.cg_mode == CUDAGraphMode.FULL for each in candidates)
                     candidates[decodes:decodes] = graphs
                 first = ntokens + 1

@@ -2,7 +2,8 @@
 
 vLLM captures whole steps of decodes, and of other steps only what lies between the layers with a state. With metadata
 at fixed addresses a Mamba2 layer can be captured in any step that is short, so vLLM's own manager of graphs is given
-some more of them for each of its sizes up to a few dozen tokens. Decodes keep their graphs, longer steps theirs.
+some more of them for each of its sizes up to a few dozen tokens. Steps in which every request has one token keep
+their graphs, longer steps theirs.
 """
 
 from __future__ import annotations
@@ -32,23 +33,22 @@ class FullSteps:
 
     Attributes:
         tables: of a step.
-        captured: token counts that a graph is captured for.
-        most_decodes: up to so many decodes without a prefill have a graph of vLLM's; 0 if `cudagraph_mode` is FULL.
+        captured: token counts that a graph is captured for, ascending, all above 1.
         failure: why the graphs must not be used, found out while they were captured; or None.
     """
 
-    def __init__(self, tables: FullTables, captured: list[int], most_decodes: int, layers: Any = None) -> None:
-        self.tables, self.captured, self.most_decodes = tables, captured, most_decodes
+    def __init__(self, tables: FullTables, captured: list[int], layers: Any = None) -> None:
+        self.tables, self.captured = tables, captured
         self._layers = layers  # kept, so that no other engine's have their id
         self.failure: str | None = None
 
-    def may_run(self, ntokens: int, ndecodes: int, nprefills: int) -> bool:
-        """Whether a graph of ours may be replayed for such a step."""
-        return ntokens <= self.captured[-1] and (nprefills > 0 or ndecodes > self.most_decodes)
+    def may_run(self, ntokens: int, longest: int) -> bool:
+        """Whether a graph of ours may be replayed for a step of so many tokens, of which one request has `longest`."""
+        return longest > 1 and ntokens <= self.captured[-1]
 
     def has_graph_of_decodes(self, max_query_len: int) -> bool:
         """Whether a step that is captured with this longest query is one of decodes alone."""
-        return self.most_decodes > 0 and max_query_len <= 1
+        return max_query_len <= 1
 
 
 class GroupSlots:
@@ -78,6 +78,10 @@ class GroupSlots:
             self.of_requests[ndecodes : ndecodes + of_prefills.shape[0]].copy_(of_prefills)
         # The null slot is 0, and decodes are marked by 1.
         torch.mul(self.of_requests, self._is_decode, out=self.of_decodes)
+
+    def clear(self) -> None:
+        """Take those of a step without decodes; `of_requests` is read only where the tables have a sequence."""
+        self.of_decodes.zero_()
 
     def step(self, sizes: PaddedSizes) -> FullStep:
         """What the layers of the group take while a graph of this size is captured."""
@@ -123,7 +127,7 @@ def full_steps_for(config: Any, block_size: int, device: torch.device, pinned: b
         max_reqs, chunk_size = config.scheduler_config.max_num_seqs, config.model_config.get_mamba_chunk_size()
         with torch.inference_mode(False):
             tables = FullTables(captured[-1], max_reqs, chunk_size, device, pinned)
-        steps = _known[id(layers)] = FullSteps(tables, captured, _most_decodes(config, max_reqs), layers)
+        steps = _known[id(layers)] = FullSteps(tables, captured, layers)
         _offer_graphs()
     return steps
 
@@ -144,9 +148,15 @@ def _captured(config: Any, block_size: int, device: torch.device, layers: dict[s
     parallel = config.parallel_config
     if parallel.data_parallel_size > 1 or parallel.pipeline_parallel_size > 1:
         raise _NotCapturedError("several engines or stages share the work")
-    ours = [layer.full_step_tokens for layer in layers.values() if hasattr(layer, "full_step_tokens")]
+    if any(getattr(parallel, f"{kind}_context_parallel_size", 1) > 1 for kind in ("prefill", "decode")):
+        raise _NotCapturedError("the tokens of a sequence are on several devices")
+    mixers = [layer for layer in layers.values() if hasattr(layer, "full_step_tokens")]
+    ours = [layer.full_step_tokens for layer in mixers]
     if not all(ours):
         raise _NotCapturedError("a Mamba2 layer does not launch short prefills by address")
+    # Whether a builder of metadata is ours depends on what it is for, and a step has to be written for every layer.
+    if len({layer.get_kv_cache_spec(config) for layer in mixers}) > 1:
+        raise _NotCapturedError("the Mamba2 layers do not all keep their states in the same way")
     _require_other_backends(config, layers)
     # A state is kept in the middle of a prefill only if that is longer than a block.
     limit = min(block_size, *ours)
@@ -157,20 +167,12 @@ def _captured(config: Any, block_size: int, device: torch.device, layers: dict[s
             raise _NotCapturedError(
                 f"with `cudagraph_mode` FULL all of `cudagraph_capture_sizes` must be from 1 to {limit}"
             )
-        return sizes
-    if mode != "FULL_AND_PIECEWISE":
+    elif mode != "FULL_AND_PIECEWISE":
         raise _NotCapturedError(f"`cudagraph_mode` is {mode}, neither FULL nor FULL_AND_PIECEWISE")
     captured = [size for size in sizes if 1 < size <= limit]
     if not captured:
         raise _NotCapturedError(f"no size in `cudagraph_capture_sizes` is from 2 to {limit}")
     return captured
-
-
-def _most_decodes(config: Any, max_reqs: int) -> int:
-    compilation = config.compilation_config
-    if compilation.cudagraph_mode.name == "FULL":
-        return 0
-    return max((size for size in compilation.cudagraph_capture_sizes if size <= max_reqs), default=0)
 
 
 def _require_other_backends(config: Any, layers: dict[str, Any]) -> None:

@@ -73,7 +73,9 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
         """Metadata of a whole step that is captured: of decodes as vLLM has it, of any other at fixed addresses."""
         if self._full is None or self._full.has_graph_of_decodes(common_attn_metadata.max_query_len):
             return super().build_for_cudagraph_capture(common_attn_metadata)
-        self._full.tables.fill([], [], 0)  # what runs before the capture is to find nothing to do
+        # What runs before the capture, or is replayed for a step that is made up, is to find nothing to do.
+        self._full.tables.fill([], [], 0)
+        self._full_slots.clear()
         self._take_slots()
         num_reqs = common_attn_metadata.num_reqs
         metadata = self.metadata_cls(
@@ -100,7 +102,9 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             metadata = self._build(common_attn_metadata)
         if metadata is None:
             self._take_slots()
-            return super().build(common_prefix_len, common_attn_metadata, fast_build, **kwargs)
+            metadata = super().build(common_prefix_len, common_attn_metadata, fast_build, **kwargs)
+        if self._full is not None and metadata.num_prefills:
+            self._fill(metadata, common_attn_metadata)
         return metadata
 
     def update_block_table(self, metadata: Any, blk_table: Tensor, slot_mapping: Tensor) -> Any:
@@ -109,6 +113,7 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             return super().update_block_table(metadata, blk_table, slot_mapping)
         if FULL_STEP in metadata.__dict__:
             self._take_slots()
+            self._full_slots.clear()
             return self._captured(copy_without_plan(metadata), metadata.__dict__[FULL_STEP].sizes)
         decodes, prefills = self._slots(metadata.num_decodes, metadata.num_prefills, blk_table, metadata.seq_lens)
         other = copy_without_plan(metadata)
@@ -159,11 +164,8 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
             "seq_lens": common.seq_lens,
             "chunk_size": self.chunk_size,
         }
-        may_run = self._full is not None and self._full.may_run(num_tokens, num_decodes, num_prefills)
         if not num_prefills:
             metadata = self.metadata_cls(query_start_loc_p=None, has_initial_states_p=None, **fields)
-            if may_run:
-                self._fill(metadata, lengths, contexts)
             return self._update_metadata_for_cudagraph_capture(metadata)
         device = common.query_start_loc.device
         checkpoint = self.checkpoint_builder.build(common, list(range(num_decodes, num_reqs)))
@@ -186,14 +188,21 @@ class FastMamba2MetadataBuilder(Mamba2AttentionMetadataBuilder):  # type: ignore
         )
         if checkpoint is None and min(lengths_p) > 0:
             share(metadata, tables.max_tokens)
-        if may_run:
-            self._fill(metadata, lengths, contexts)
         return metadata
 
-    def _fill(self, metadata: Any, lengths: Any, contexts: Any) -> None:
-        """Write a step where a captured one finds it: what all groups share, and the slots of this one."""
+    def _fill(self, metadata: Any, common: Any) -> None:
+        """Write a step where a captured one finds it: what all groups share, and the slots of this one.
+
+        The graph was chosen before anyone knew who would build the metadata, so this does not ask who has.
+        """
         assert self._full is not None
+        num_reqs = metadata.num_decodes + metadata.num_prefills
+        starts = common.query_start_loc_cpu[: num_reqs + 1].numpy()
+        lengths = starts[1:] - starts[:-1]
+        if not self._full.may_run(int(starts[-1]), int(lengths.max())):
+            return
         assert metadata.checkpoint_meta is None  # see `full_steps_for`
+        contexts = common.seq_lens_cpu_upper_bound[:num_reqs].numpy() - lengths
         self._full.tables.fill(lengths.tolist(), contexts.tolist(), metadata.num_decodes)
         metadata.__dict__[_FILLED] = True
         self._fill_slots(metadata)

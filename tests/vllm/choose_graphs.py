@@ -1,7 +1,7 @@
 """Which graph vLLM's manager chooses for a step once it has ours. Not a test: `test_full_steps` runs it where vLLM is.
 
-python choose_graphs.py MODEL prints, as JSON, for each step the kind of graph, its tokens, its requests, and
-whether it is ours.
+python choose_graphs.py MODEL MODE prints, as JSON, for each step the kind of graph, its tokens, its requests, and
+whether it is ours; and of all graphs that are captured the tokens, the requests and whether they are ours.
 """
 
 import json
@@ -31,6 +31,10 @@ STEPS = {
     "prefills beside decodes": (5, 40, None),
     "too long": (1, 65, None),
     "longer than any graph": (1, 200, None),
+    "a prompt of one token": (1, 1, None),
+    "two prompts of one token": (2, 2, None),
+    "prompts of one token beside decodes": (5, 5, None),
+    "a prompt of two tokens beside decodes": (5, 6, None),
 }
 
 
@@ -39,18 +43,20 @@ def main() -> None:
         model=sys.argv[1], skip_tokenizer_init=True, max_model_len=1024, max_num_seqs=32
     ).create_engine_config()
     compilation = config.compilation_config
-    compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = [1, 2, 4, 8, 16, 32, 64, 128], 128
+    mode = CUDAGraphMode[sys.argv[2]]
+    sizes = [1, 2, 4, 8, 16, 32, 64] if mode == CUDAGraphMode.FULL else [1, 2, 4, 8, 16, 32, 64, 128]
+    compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = sizes, sizes[-1]
     if not torch.cuda.is_available():
         type(current_platform)._global_graph_pool = (0, 0)  # nothing is captured here
     tables = FullTables(64, 32, 64, torch.device("cpu"), pinned=False)
-    steps = full_steps.FullSteps(tables, [2, 4, 8, 16, 32, 64], 32)
+    steps = full_steps.FullSteps(tables, [2, 4, 8, 16, 32, 64])
     full_steps._known[id(compilation.static_forward_context)] = steps
     with set_current_vllm_config(config), tempfile.NamedTemporaryFile() as file:
         init_distributed_environment(1, 0, f"file://{file.name}", 0, "gloo")
         ensure_model_parallel_initialized(1, 1)
         from inductor_passes.vllm.full_graphs import FullStepManager
 
-        manager = FullStepManager(config, torch.device("cpu"), CUDAGraphMode.FULL_AND_PIECEWISE, 1)
+        manager = FullStepManager(config, torch.device("cpu"), mode, 1)
     manager._graphs_captured = True
     found = {}
     for offered in (True, False):
@@ -64,7 +70,7 @@ def main() -> None:
                 graph in manager._ours,
             )
     full = manager._capture_descs[CUDAGraphMode.FULL]
-    captured = [(graph.num_tokens, graph.num_reqs) for graph in full if graph in manager._ours]
+    captured = [(graph.num_tokens, graph.num_reqs, graph in manager._ours) for graph in full]
     print("RESULT", json.dumps({"missing": missing_from_graphs(), "chosen": found, "captured": captured}))
 
 

@@ -33,7 +33,8 @@ CASES: dict[str, dict[str, Any]] = {
     "states of blocks": {"mode": "align"},
     "set by the runner": {"mode": "align", "runner": True},
     "with checkpoints": {"mode": "align", "runner": True, "checkpoints": True},
-    "in whole steps": {"mode": "align", "runner": True, "full": True},
+    "in whole steps": {"mode": "align", "runner": True, "full": True, "graphs": CUDAGraphMode.FULL_AND_PIECEWISE},
+    "in whole steps alone": {"mode": "align", "runner": True, "full": True, "graphs": CUDAGraphMode.FULL},
     "decodes in graphs": {"mode": "align", "runner": True, "graphs": CUDAGraphMode.FULL_AND_PIECEWISE},
     "decodes in graphs, states of requests": {"mode": "none", "graphs": CUDAGraphMode.FULL_AND_PIECEWISE},
     "with drafts": {"mode": "align", "runner": True, "drafts": 2},
@@ -57,10 +58,32 @@ def random_batch(rng: random.Random) -> tuple[list[int], list[int], list[bool]]:
     return list(lengths), list(contexts), list(is_prefilling)
 
 
-def is_whole_step(batch: tuple[list[int], list[int], list[bool]]) -> bool:
-    lengths, contexts, is_prefilling = batch
-    prefills = any(n > 1 or (p and c == 0) for n, c, p in zip(lengths, contexts, is_prefilling, strict=True))
-    return prefills and 0 not in lengths and sum(lengths) <= CHUNK
+def is_whole_step(batch: Any) -> bool:
+    """Whether the step is replayed as one graph of ours."""
+    return len(batch[0]) < sum(batch[0]) <= CHUNK
+
+
+def is_short(batch: Any) -> bool:
+    """Only decodes have padding: that of other steps is added where a whole step is one graph."""
+    return sum(batch[0]) <= CHUNK and (0 not in batch[0] or not (any(batch[2]) or max(batch[0]) > 1))
+
+
+def is_built_by_vllm(case: dict[str, Any], step: int) -> bool:
+    """Whether our builder is given what it does not know; a graph of ours is replayed nevertheless."""
+    return case.get("full", False) and step % 7 == 6
+
+
+def of_one_token() -> list[tuple[list[int], list[int], list[bool]]]:
+    """First tokens of prompts, alone and beside decodes; and decodes, padded or not."""
+    return [
+        ([1] * ndecodes + [1] * nprompts, [5] * ndecodes + [0] * nprompts, [False] * ndecodes + [True] * nprompts)
+        for ndecodes in (0, 1, 3)
+        for nprompts in (1, 2)
+    ] + [
+        ([1] * ndecodes + [0] * padding, [70] * ndecodes + [0] * padding, [False] * (ndecodes + padding))
+        for ndecodes in (1, 3)
+        for padding in (0, 5)
+    ]
 
 
 def common(batch: Any, tables: list[torch.Tensor], device: torch.device, group: int = 0) -> CommonAttentionMetadata:
@@ -101,7 +124,9 @@ def steps(builders: list[Any], batches: list[Any], case: dict[str, Any], device:
     spec, rng, pads = builders[0].kv_cache_spec, random.Random(1), random.Random(2)
     built = []
     for step, batch in enumerate(batches):
-        padding = pads.randint(0, 3) if getattr(builders[0], "_full", None) is not None else 0
+        is_whole = getattr(builders[0], "_full", None) is not None and is_whole_step(batch)
+        by_vllm = is_built_by_vllm(case, step)
+        padding = pads.randint(0, 3) if is_whole and not by_vllm else 0
         nrows, columns = len(batch[0]), 1 if case["mode"] == "none" else 2 + MOST // BLOCK + spec.num_speculative_blocks
         tables = []
         for _ in builders:
@@ -125,7 +150,11 @@ def steps(builders: list[Any], batches: list[Any], case: dict[str, Any], device:
         for group, builder in enumerate(builders):
             context = common(batch, tables, device, group)
             context.num_actual_tokens += padding
-            is_set = case.get("runner") and step % 5 != 4  # what was set for the step before must be forgotten
+            if by_vllm:
+                context.query_start_loc_cpu = context.query_start_loc_cpu.long()
+            is_set = (
+                case.get("runner") and step % 5 != 4 and not by_vllm
+            )  # what was set for the step before must be forgotten
             if is_set and hasattr(builder, "mamba_aligned_state_indices"):
                 slots = aligned[group, :nrows]
                 slots.copy_(mamba_get_block_table_tensor(tables[group], context.seq_lens, spec, case["mode"]))
@@ -138,7 +167,7 @@ def steps(builders: list[Any], batches: list[Any], case: dict[str, Any], device:
                 else:
                     groups.append(builder.build(0, context, **given))
         built.append(groups)
-        if getattr(builders[0], "_full", None) is not None:
+        if is_whole:
             check_whole_step(builders, groups, ntokens=sum(batch[0]), padding=padding)
     return built
 
@@ -158,7 +187,7 @@ def without_waiting(builder: Any) -> Iterator[None]:
 
 def capture_whole_steps(builders: list[Any], device: torch.device) -> None:
     """As if graphs of up to a chunk of tokens were captured: tables and slots are then written in each such step."""
-    full = FullSteps(FullTables(CHUNK, 16, CHUNK, device, pinned=False), [CHUNK], 1)
+    full = FullSteps(FullTables(CHUNK, 16, CHUNK, device, pinned=False), [CHUNK])
     for builder in builders:
         builder._full, builder._full_slots = full, GroupSlots(full, device)
 
@@ -166,8 +195,6 @@ def capture_whole_steps(builders: list[Any], device: torch.device) -> None:
 def check_whole_step(builders: list[Any], groups: list[Any], ntokens: int, padding: int) -> None:
     """What a captured step would find is what the metadata says, and nothing for what is padding."""
     for builder, metadata in zip(builders, groups, strict=True):
-        if ntokens > CHUNK:
-            continue
         metadata.seq_lens = metadata.seq_lens[: metadata.num_reqs]
         slots, ndecodes = builder._full_slots, metadata.num_decodes
         requests = torch.cat([metadata.state_indices_tensor_d[:ndecodes, 0], metadata.state_indices_tensor_p])
@@ -177,6 +204,23 @@ def check_whole_step(builders: list[Any], groups: list[Any], ntokens: int, paddi
         sizes = builder._full.tables.sizes(ntokens + padding, 16)
         starts = builder._full.tables.step(sizes, slots.of_requests).cu_seqlens[ndecodes : requests.shape[0] + 1]
         assert torch.equal(starts - ndecodes, metadata.query_start_loc_p)
+
+
+def check_made_up_step(builders: list[Any], device: torch.device) -> None:
+    """A graph that is replayed for no request, as vLLM does now and then, has to find none of the step before."""
+    batch = ([1, 1, 7], [5, 5, 0], [False, False, True])
+    tables = [torch.full((3, 2 + MOST // BLOCK), 7, dtype=torch.int32, device=device) for _ in builders]
+    contexts = [common(batch, tables, device, group) for group in range(len(builders))]
+    first = builders[0].build(0, contexts[0])
+    for builder, context in zip(builders[1:], contexts[1:], strict=True):
+        builder.update_block_table(first, context.block_table_tensor, context.slot_mapping)
+    assert all(builder._full_slots.of_decodes.any() for builder in builders)
+    first = builders[0].build_for_cudagraph_capture(contexts[0])
+    for builder, context in zip(builders[1:], contexts[1:], strict=True):
+        builder.update_block_table(first, context.block_table_tensor, context.slot_mapping)
+    full, slots = builders[0]._full, builders[0]._full_slots
+    assert not any(builder._full_slots.of_decodes.any() for builder in builders)
+    assert not full.tables.step(full.tables.sizes(CHUNK, 16), slots.of_requests).cu_seqlens.any()
 
 
 def in_one_buffer(metadata: Any) -> bool:
@@ -220,13 +264,17 @@ def compare(config: VllmConfig, case: dict[str, Any], device: torch.device) -> d
             builder.mamba_aligned_state_indices = None
     rng = random.Random(0)
     batches = [random_batch(rng) for _ in range(BATCHES)]
-    if case.get("full"):  # short ones; padding is added to ours, and decodes alone are padded as ever
-        batches = [batch for batch in (random_batch(rng) for _ in range(20 * BATCHES)) if is_whole_step(batch)]
+    if case.get("full"):
+        batches = [batch for batch in (random_batch(rng) for _ in range(10 * BATCHES)) if is_short(batch)]
+        for number, batch in enumerate(of_one_token()):  # in between, after steps of every kind
+            batches.insert(11 * number + 5, batch)
         capture_whole_steps(both[0], device)
     ours, theirs = (steps(builders, batches, case, device) for builders in both)
+    if case.get("full"):
+        check_made_up_step(both[0], device)
     wrong: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
-    for mine, expected in zip(ours, theirs, strict=True):
+    for step, (mine, expected) in enumerate(zip(ours, theirs, strict=True)):
         for one, other in zip(mine, expected, strict=True):
             assert type(one) is type(other)
             got, want = values(one), values(other)
@@ -238,6 +286,7 @@ def compare(config: VllmConfig, case: dict[str, Any], device: torch.device) -> d
         kinds["continued"] += first.prep_initial_states
         kinds["checkpoints"] += first.checkpoint_meta is not None
         kinds["in one buffer"] += in_one_buffer(first)
+        kinds["built by vLLM"] += first.num_prefills > 0 and is_built_by_vllm(case, step)
         if not case.get("drafts"):
             assert shares(mine)
             assert not any(one.state_indices_tensor_d.data_ptr() % 16 for one in mine)

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -72,27 +73,42 @@ def test_addresses_stay() -> None:
     assert addresses() == before
 
 
-def test_decodes_and_longer_steps_keep_their_graphs(call: Call, model: Callable[..., str]) -> None:
-    output = call(str(HERE / "choose_graphs.py"), model("granite"))
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL"])
+def test_a_graph_of_ours_is_for_short_steps_with_more_than_one_token_of_a_request(
+    call: Call, model: Callable[..., str], mode: str
+) -> None:
+    """All other steps run as ever; in mode FULL vLLM has no graph between the layers for them."""
+    output = call(str(HERE / "choose_graphs.py"), model("granite"), mode)
     (line,) = (line for line in output.splitlines() if line.startswith("RESULT "))
     found = json.loads(line.removeprefix("RESULT "))
     assert found["missing"] == []
-    assert found["captured"] == [
+    assert [graph[:2] for graph in found["captured"] if graph[2]] == [
         [t, r] for t in (64, 32, 16, 8, 4, 2) for r in sorted({1, min(4, t), min(32, t)})[::-1]
     ]
+    assert [graph[:2] for graph in found["captured"] if not graph[2]] == [[n, n] for n in (32, 16, 8, 4, 2, 1)]
+
+    def without_ours(num_reqs: int, num_tokens: int, padded: int) -> list[Any]:
+        between_layers = mode == "FULL_AND_PIECEWISE"
+        return ["PIECEWISE", padded, None, False] if between_layers else ["NONE", num_tokens, num_reqs, False]
+
     vllms = {
         "decodes": ["FULL", 4, 4, False],
         "as many decodes as may be": ["FULL", 32, 32, False],
-        "a short prefill": ["PIECEWISE", 32, None, False],
-        "a few of both": ["PIECEWISE", 32, None, False],
-        "prefills beside decodes": ["PIECEWISE", 64, None, False],
-        "too long": ["PIECEWISE", 128, None, False],
+        "a short prefill": without_ours(1, 32, 32),
+        "a few of both": without_ours(3, 20, 32),
+        "prefills beside decodes": without_ours(5, 40, 64),
+        "too long": without_ours(1, 65, 128),
         "longer than any graph": ["NONE", 200, 1, False],
+        "a prompt of one token": without_ours(1, 1, 1),
+        "two prompts of one token": without_ours(2, 2, 2),
+        "prompts of one token beside decodes": without_ours(5, 5, 8),
+        "a prompt of two tokens beside decodes": without_ours(5, 6, 8),
     }
     ours = {
         "a short prefill": ["FULL", 32, 1, True],
         "prefills beside decodes": ["FULL", 64, 32, True],
         "a few of both": ["FULL", 32, 4, True],
+        "a prompt of two tokens beside decodes": ["FULL", 8, 8, True],
     }
     assert found["chosen"] == vllms | ours | {f"{name}, not offered": graph for name, graph in vllms.items()}
 

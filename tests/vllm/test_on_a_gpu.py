@@ -32,6 +32,12 @@ GPU = {
 }
 # A prefill of one token and continuations of one, beside decodes: what a decode graph might be replayed for.
 ONE_TOKEN = [add(0, "a", prompt(0, BUDGET + 1)), add(1, "b", prompt(1, 2 * BUDGET - 1)), add(2, "c", prompt(2, 1))]
+# Steps of prompts of one token, alone, two at once and beside a decode, and the last token of one, alone.
+FIRST_TOKENS = [
+    add(0, "a", prompt(0, 20), 12),
+    *(add(step, name, prompt(step, 1), 3) for step, name in ((2, "b"), (16, "c"), (20, "d"), (20, "e"))),
+    add(26, "f", prompt(26, BUDGET + 1), 3),
+]
 SCHEDULES = [ONE_TOKEN, around_edges(CHUNK, BUDGET), *(random_schedule(seed) for seed in range(20))]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -126,7 +132,7 @@ def test_whole_steps_are_one_graph(run: Run, mode: str) -> None:
     """Short prefills after a cached prefix, at the start of a prompt, and beside decodes."""
     sizes = {"cudagraph_mode": mode, "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}
     engine = settings(compilation_config=sizes, enable_prefix_caching=True, reset=False)
-    schedules = [shared_prefixes((500,) * 8), *SCHEDULES]
+    schedules = [shared_prefixes((500,) * 8), FIRST_TOKENS, *SCHEDULES]
     whole = {"MAMBA_OPS_VLLM_FULL_STEPS": "1"}
     ours = run(FAMILY, schedules, plugin=True, own_process=f"whole {mode}", environment=whole, **engine)
     theirs = run(FAMILY, schedules, plugin=False, **engine)
