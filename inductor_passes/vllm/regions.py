@@ -6,10 +6,12 @@ import functools
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from inductor_passes.inspection.recorded import Recording
+from inductor_passes.vllm.compile_ahead import compiled_beside, launches
 from inductor_passes.vllm.compiled_region import (
     CompiledRegion,
     compile_region,
@@ -138,10 +140,14 @@ def recordings() -> list[Recording]:
 
 
 def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
-    general = _checked(compile_region(shape, eliminate=options.eliminate), options)
-    one_pass: list[CompiledRegion] = []
-    if options.one_pass and options.eliminate:
-        one_pass = _tried(_one_pass_forms(shape, options), general, options)
+    began = time.monotonic()
+    forms = tuple(_one_pass_forms(shape)) if options.one_pass and options.eliminate else ()
+    makes = launches(shape, forms, checkpoints) if _by_address(shape, options) else ()
+    with compiled_beside(makes, shape.device):
+        compiled = compile_region(shape, eliminate=options.eliminate)
+    general = _checked(compiled, options)
+    compiler = direct_region_in_one_pass if _by_address(shape, options) else compile_region_in_one_pass
+    one_pass = _tried((functools.partial(compiler, shape, *form) for form in forms), general, options)
     of_heads, staged, with_checkpoints = None, None, []
     if _by_address(shape, options):
         if one_pass and sequences_for_heads(shape, ONE_PASS_TOKENS[0]) is not None:
@@ -156,7 +162,8 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
             check_against(compiled, general)
         with_checkpoints = [compiled]
     shortcut = f"; up to {one_pass[-1].max_tokens} new tokens run in one pass" if one_pass else ""
-    logger.info("mamba_ops: Mamba2 prefill of %s compiled; %s%s", _name(shape), _outcome(general), shortcut)
+    name, seconds = _name(shape), time.monotonic() - began
+    logger.info("mamba_ops: Mamba2 prefill of %s compiled in %.0f s; %s%s", name, seconds, _outcome(general), shortcut)
     return Region(general, with_checkpoints, one_pass, of_heads, staged)
 
 
@@ -200,14 +207,14 @@ def _tried(
     return made
 
 
-def _one_pass_forms(shape: LayerShape, options: Options) -> Iterator[Callable[[], CompiledRegion]]:
+def _one_pass_forms(shape: LayerShape) -> Iterator[tuple[int, bool]]:
+    """The most tokens of a sequence, and whether each is one chunk."""
     # What knows that each sequence is one chunk is faster on a GPU. On a CPU both are the same code.
     row_bytes = shape.dstate * shape.dtype.itemsize
     forms = (False,) if shape.device.type == "cpu" else (True, False)
-    compiler = direct_region_in_one_pass if _by_address(shape, options) else compile_region_in_one_pass
     for max_tokens, one_chunk in itertools.product(ONE_PASS_TOKENS, forms):
         if max_tokens <= min(shape.chunk_size, most_tokens(row_bytes, one_chunk)):
-            yield functools.partial(compiler, shape, max_tokens, one_chunk)
+            yield max_tokens, one_chunk
 
 
 def _by_address(shape: LayerShape, options: Options) -> bool:
