@@ -261,6 +261,19 @@ def test_launched_by_address(
     assert_equals_uncompiled_whatever_the_sequences(direct_region_in_one_pass(shape, max_tokens, one_chunk))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("nheads", [4, 24])
+def test_several_heads_in_a_program(state_dtype: torch.dtype, nheads: int) -> None:
+    """From few sequences, for which a program takes two heads, to many, for which it takes all of a group."""
+    shape = shape_on("cuda:0", torch.bfloat16)._replace(state_dtype=state_dtype, nheads=nheads)
+    region = direct_region_of_heads(shape, 32)
+    check_against(region, compile_region(shape))
+    assert_equals_uncompiled_whatever_the_sequences(region)
+    lengths = [random.randint(1, 32) for _ in range(200)]
+    assert_equals_uncompiled(region, lengths, [0, 64, 128, 192] * 50)
+
+
 def assert_equals_uncompiled_whatever_the_sequences(one_pass: CompiledRegion) -> None:
     rng = random.Random()
     max_tokens = one_pass.max_tokens or 0
