@@ -18,7 +18,7 @@ MAX_REGISTERS = 128  # of a thread, so that two programs fit on a multiprocessor
 RESIDENT = 2
 STAGES = 3  # heads whose loads are under way at once
 # Programs of the other form for each multiprocessor from which on this one is faster.
-WORTH_IT = 2.5
+WORTH_IT = 3.3
 
 
 def least_sequences(nheads: int, multiprocessors: int) -> int:
