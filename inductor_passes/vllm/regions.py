@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import torch
+
 from inductor_passes.inspection.recorded import Recording
 from inductor_passes.vllm.compile_ahead import compiled_beside, launches
 from inductor_passes.vllm.compiled_region import (
@@ -128,6 +130,8 @@ def region_for(shape: LayerShape, checkpoints: bool, options: Options) -> Region
             _regions[key] = _make(*key)
         except Exception as error:
             _regions[key] = error
+        if shape.device.type == "cuda":
+            torch.accelerator.empty_cache()  # vLLM may not, and its captured graphs have memory of their own
     region = _regions[key]
     if isinstance(region, Exception):
         raise region

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 BLOCK_TOKENS = 8
-BLOCK_CHANNELS = 256
+BLOCK_CHANNELS = 128
 NUM_WARPS = 2
 
 

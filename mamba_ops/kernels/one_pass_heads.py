@@ -13,11 +13,10 @@ import triton.language as tl
 
 from mamba_ops.kernels.one_pass import advance
 
-NUM_WARPS = 8
-MAX_REGISTERS = 128  # of a thread, so that two programs fit on a multiprocessor
-RESIDENT = 2
+NUM_WARPS = 4
+RESIDENT = 2  # programs on a multiprocessor: they use all of the registers that a thread may have
 STAGES = 3  # heads whose loads are under way at once
-# Programs of the other form for each multiprocessor from which on this one is faster.
+# Programs of the other form for each multiprocessor from which on this one is faster: three are there at once.
 WORTH_IT = 3.3
 
 
@@ -27,15 +26,19 @@ def least_sequences(nheads: int, multiprocessors: int) -> int:
 
 
 def heads_of_a_program(nseqs: int, nheads: int, heads_per_group: int, multiprocessors: int) -> int:
-    """How many heads each program takes: the fewest, but not one, with which all programs run at once.
+    """How many heads each program takes: what is done soonest if all take as long, and of that the most.
 
     Args:
         nseqs: of the step. nheads: of the layer. heads_per_group: of which each program has a part.
         multiprocessors: of the GPU.
     """
+
+    def rounds(heads: int) -> tuple[int, int]:
+        programs = nseqs * (nheads // heads)
+        return heads * -(-programs // (RESIDENT * multiprocessors)), -heads
+
     parts = [heads for heads in range(2, heads_per_group + 1) if heads_per_group % heads == 0]
-    at_once = (heads for heads in parts if nseqs * (nheads // heads) <= RESIDENT * multiprocessors)
-    return next(at_once, heads_per_group)
+    return min(parts, key=rounds, default=heads_per_group)
 
 
 @triton.jit(

@@ -96,7 +96,5 @@ def one_pass_heads_launch(
         "num_warps": kernel.NUM_WARPS,
         "num_stages": 1,
     }
-    if compiles_for_nvidia():
-        constants["maxnreg"] = kernel.MAX_REGISTERS
     grid = (triton.cdiv(headdim, block_headdim), nheads // heads, slots.shape[0])
     return Launch(kernel.one_pass_heads_kernel, grid, arguments, constants)
