@@ -8,7 +8,8 @@ the sum of its GPU kernels, `layer/<n>x<new>` the kernels of one Mamba2 layer wi
 PyTorch's profiler. `whole/<n>x<new>` and `whole_gpu/<n>x<new>` are `step` and `gpu` where the plugin replays the whole
 step as one graph, option `full_steps`. The plugin builds the metadata for all alike. Needs a GPU.
 
-`--host FILE` writes where Python spends its time in steps that continue one sequence (cProfile, the plugin's layers).
+`--host FILE` writes where Python spends its time in steps that continue 1 sequence and 32 (cProfile, the plugin's layers),
+`--kernels FILE` which kernels the GPU's time goes to, in the first profile of each kind of step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tqdm import tqdm
 
 from benchmarks.engine import in_worker
 from benchmarks.engine.side import Engine
-from benchmarks.results import Results
+from benchmarks.results import FOLDER, Results
 from benchmarks.serving.ratios import Block, paired_row
 from inductor_passes.vllm import register
 
@@ -89,15 +90,17 @@ class Steps:
             engine.step()
         return 1e3 * wall
 
-    def kernels(self, count: int) -> tuple[float, float]:
-        """Microseconds of all GPU kernels of such a step, and of those of one layer."""
+    def kernels(self, count: int) -> tuple[float, float, str]:
+        """Microseconds of all GPU kernels of such a step, and of those of one layer; and a table of them all."""
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
             self.run(count)
         on_gpu = torch.autograd.DeviceType.CUDA
-        whole = sum(row.self_device_time_total for row in profiled.key_averages() if row.device_type == on_gpu)
+        averages = profiled.key_averages()
+        whole = sum(row.self_device_time_total for row in averages if row.device_type == on_gpu)
         inside = (event for event in profiled.events() if in_worker.inside_layer(event))
         of_layers = sum(kernel.duration for event in inside for kernel in event.kernels)
-        return whole, of_layers / len(self._layers)
+        table = averages.table(sort_by="self_device_time_total", row_limit=40, max_name_column_width=90)
+        return whole, of_layers / len(self._layers), table
 
     def _tokens(self, count: int) -> list[int]:
         return self._rng.choices(range(1, self._vocabulary), k=count)
@@ -119,7 +122,7 @@ def main() -> None:
             for count in counts(way, options.new):
                 block = [[steps.run(count)] for _ in range(options.repeats)]
                 walls.setdefault((way, count), []).append(block)
-    kernels: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    kernels: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
     for way in ways:
         steps.use(way)
         for count in tqdm(counts(way, options.new), desc="profiles"):
@@ -135,7 +138,13 @@ def main() -> None:
                 stock, ours = ([[[times[place]] for times in kernels[w, count]]] for w in (STOCK, way))
                 results.rows.append(paired_row(f"{case}/{name}", "wall", "us", stock, ours))
     results.show()
-    print(results.write())
+    print(results.write(options.out))
+    if options.kernels:
+        tables = (
+            f"{('stock', 'plugin', 'whole')[way]}, {count} sequences\n{profiles[0][-1]}"
+            for (way, count), profiles in kernels.items()
+        )
+        options.kernels.write_text("\n".join(tables))
     if options.host:
         steps.use(PLUGIN)
         profile_host(steps, options.host)
@@ -147,15 +156,17 @@ def counts(way: int, new: int) -> tuple[int, ...]:
 
 
 def profile_host(steps: Steps, path: Path) -> None:
-    """Write what Python does in twenty steps that continue one sequence."""
-    profiler = cProfile.Profile()
-    profiler.enable()
-    for _ in range(20):
-        steps.run(1)
-    profiler.disable()
+    """Write what Python does in ten steps that continue the fewest sequences, and in ten with the most."""
     with path.open("w") as file:
-        for order in ("tottime", "cumtime"):
-            pstats.Stats(profiler, stream=file).sort_stats(order).print_stats(70)
+        for count in (COUNTS[0], COUNTS[-1]):
+            profiler = cProfile.Profile()
+            profiler.enable()
+            for _ in range(10):
+                steps.run(count)
+            profiler.disable()
+            print(f"ten steps that continue {count}", file=file)
+            for order in ("tottime", "cumtime"):
+                pstats.Stats(profiler, stream=file).sort_stats(order).print_stats(70)
 
 
 def parse() -> argparse.Namespace:
@@ -167,6 +178,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=4, help="steps of each kind in a turn")
     parser.add_argument("--profiles", type=int, default=3, help="profiled steps of each kind")
     parser.add_argument("--host", type=Path, help="file for a profile of the host")
+    parser.add_argument("--kernels", type=Path, help="file for the kernels of each kind of step")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     return parser.parse_args()
 
 
