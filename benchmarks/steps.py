@@ -8,8 +8,8 @@ the sum of its GPU kernels, `layer/<n>x<new>` the kernels of one Mamba2 layer wi
 PyTorch's profiler. `whole/<n>x<new>` and `whole_gpu/<n>x<new>` are `step` and `gpu` where the plugin replays the whole
 step as one graph, option `full_steps`. The plugin builds the metadata for all alike. Needs a GPU.
 
-`--host FILE` writes where Python spends its time in steps that continue 1 sequence and 32 (cProfile, the plugin's layers),
-`--kernels FILE` which kernels the GPU's time goes to, in the first profile of each kind of step.
+`--host FILE` writes where Python spends its time in steps that continue 1 sequence and 32 (cProfile, the plugin's
+layers), `--kernels FILE` which kernels the GPU's time goes to, in the first profile of each kind of step.
 """
 
 from __future__ import annotations
