@@ -1,8 +1,7 @@
 """Kernels are compiled side by side: those of all regions of a shape, while Inductor is at work on the first region.
 
 A region asks Triton for its kernels one after the other, and a server's start waits for each. Triton holds no lock
-while it compiles, so here as many threads as there are kernels ask for them before any region does, which then finds
-them.
+while it compiles, so here threads, one a kernel, ask for all of them before any region does, which then finds them.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def launches(shape: LayerShape, forms: Iterable[tuple[int, bool]], checkpoints: 
     for most, one_chunk in forms:
         yield functools.partial(scan_launch, shape, most, one_chunk)
     for most in {most for most, one_chunk in forms if one_chunk}:
-        if sequences_for_heads(shape, most) is not None:
-            yield functools.partial(scan_of_heads_launch, shape, most)
+        yield functools.partial(_of_heads, shape, most)
     for stage in reversed(range(4)):
         yield functools.partial(_stage, shape, stage, False)
     if checkpoints:
@@ -65,10 +63,17 @@ def compiled_beside(makes: Iterable[Make], device: torch.device) -> Iterator[Non
             launch = make()
             launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
 
-    with ThreadPoolExecutor(thread_name_prefix="mamba_ops") as pool:
+    makes = list(makes)
+    with ThreadPoolExecutor(max(1, len(makes)), thread_name_prefix="mamba_ops") as pool:
         for make in makes:
             pool.submit(compile_one, make)
         yield
+
+
+def _of_heads(shape: LayerShape, max_tokens: int) -> Launch:
+    if sequences_for_heads(shape, max_tokens) is None:
+        raise ValueError("layers of this shape have no such form")
+    return scan_of_heads_launch(shape, max_tokens)
 
 
 def _stage(shape: LayerShape, stage: int, checkpoints: bool) -> Launch:

@@ -188,11 +188,11 @@ class InOnePass(DirectRegion):
 class OfHeads(DirectRegion):
     """The same for many sequences of one chunk each: a program goes through several heads."""
 
-    def __init__(self, shape: LayerShape, max_tokens: int) -> None:
+    def __init__(self, shape: LayerShape, max_tokens: int, heads: int | None = None) -> None:
         super().__init__(shape)
         launch = scan_of_heads_launch(shape, max_tokens)
         self._kernel, self._headdim_blocks = DirectKernel(launch, "heads"), launch.grid[0]
-        self._shape = shape
+        self._shape, self._heads = shape, heads
         self._grids: dict[int, tuple[int, int]] = {}  # by the number of sequences: programs of one, heads of a program
 
     def _scan(self, stream: int, call: DirectCall, convolved: int, dt_out: int, dA_cumsum: int) -> None:
@@ -223,7 +223,7 @@ class OfHeads(DirectRegion):
         )
 
     def _choose(self, nseqs: int) -> tuple[int, int]:
-        heads = heads_of_a_program(nseqs, self._shape)
+        heads = self._heads or heads_of_a_program(nseqs, self._shape)
         chosen = self._grids[nseqs] = (self._shape.nheads // heads, heads)
         return chosen
 
@@ -302,9 +302,13 @@ def direct_region_in_one_pass(
     )
 
 
-def direct_region_of_heads(shape: LayerShape, max_tokens: int) -> CompiledRegion:
-    """`direct_region_in_one_pass` for steps of many sequences, of one chunk each; see `sequences_for_heads`."""
-    return _region(shape, lambda: OfHeads(shape, max_tokens), max_tokens, True, False)
+def direct_region_of_heads(shape: LayerShape, max_tokens: int, heads: int | None = None) -> CompiledRegion:
+    """`direct_region_in_one_pass` for steps of many sequences, of one chunk each; see `sequences_for_heads`.
+
+    Args:
+        heads: of a program, a part of a group. None: what is fastest for the number of sequences.
+    """
+    return _region(shape, lambda: OfHeads(shape, max_tokens, heads), max_tokens, True, False)
 
 
 def direct_region(shape: LayerShape, checkpoints: bool = False) -> CompiledRegion:

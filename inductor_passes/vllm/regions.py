@@ -95,7 +95,7 @@ class Region:
 
         Args:
             max_tokens: no sequence of the step is longer.
-            one_chunk: whether each is one chunk.
+            one_chunk: whether each is one chunk, so that there are `nchunks` sequences.
             nchunks: of all of them.
         """
         for most, only_one_chunk, least, region in self._choices:
@@ -131,7 +131,8 @@ def region_for(shape: LayerShape, checkpoints: bool, options: Options) -> Region
         except Exception as error:
             _regions[key] = error
         if shape.device.type == "cuda":
-            torch.accelerator.empty_cache()  # vLLM may not, and its captured graphs have memory of their own
+            # What the checks used: vLLM does not always give it back, and graphs are captured into memory of their own.
+            torch.accelerator.empty_cache()
     region = _regions[key]
     if isinstance(region, Exception):
         raise region
@@ -155,8 +156,10 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     of_heads, staged, with_checkpoints = None, None, []
     if _by_address(shape, options):
         if one_pass and sequences_for_heads(shape, ONE_PASS_TOKENS[0]) is not None:
-            make = functools.partial(direct_region_of_heads, shape, ONE_PASS_TOKENS[0])
-            of_heads = next(iter(_tried([make], general, options)), None)
+            # First with all heads of a group in a program, as only steps of many more sequences than a check has.
+            chosen = (shape.nheads // shape.ngroups, None)
+            makers = [functools.partial(direct_region_of_heads, shape, ONE_PASS_TOKENS[0], heads) for heads in chosen]
+            of_heads = next(iter(_tried(makers, general, options)[1:]), None)
         staged = next(iter(_tried([lambda: direct_region(shape)], general, options)), None)
         if checkpoints:
             with_checkpoints = _launched_with_checkpoints(shape, one_pass, general, options)

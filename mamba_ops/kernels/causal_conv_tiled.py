@@ -60,13 +60,13 @@ def convolve_tile(
     x_ptrs = x_ptr + start * stride_x_token + channel
 
     # A row of inputs for each token of the tile, behind those that the first token looks back at. A thread keeps some
-    # channels of all of them, so each input is loaded once, and no thread waits for another.
+    # channels of all of them, so it loads each input once for all taps, and no thread waits for another.
     rows = ()
+    is_continued = has & (first == 0)
     for back in tl.static_range(WIDTH - 1):
         source = first - (WIDTH - 1) + back
         new = tl.load(x_ptrs + source * stride_x_token, mask=is_channel & (source >= 0), other=0.0)
-        is_cached = has & (first == 0)
-        cached = tl.load(state_ptrs + back * stride_state_token, mask=is_channel & is_cached, other=0.0)
+        cached = tl.load(state_ptrs + back * stride_state_token, mask=is_channel & is_continued, other=0.0)
         rows = rows + (tl.where(source >= 0, new, cached.to(new.dtype)),)
     for token in tl.static_range(BLOCK_TOKENS):
         is_token = first + token < length

@@ -16,7 +16,8 @@ from mamba_ops.kernels.one_pass import advance
 NUM_WARPS = 4
 RESIDENT = 2  # programs on a multiprocessor: they use all of the registers that a thread may have
 STAGES = 3  # heads whose loads are under way at once
-# Programs of the other form for each multiprocessor from which on this one is faster: three are there at once.
+# This form is faster where the other one has more programs than this for each multiprocessor, which holds three of
+# those at once.
 WORTH_IT = 3.3
 
 
@@ -26,19 +27,20 @@ def least_sequences(nheads: int, multiprocessors: int) -> int:
 
 
 def heads_of_a_program(nseqs: int, nheads: int, heads_per_group: int, multiprocessors: int) -> int:
-    """How many heads each program takes: what is done soonest if all take as long, and of that the most.
+    """How many heads each program takes: what is done soonest, if it begins for as long as it takes over one.
+
+    On an H200, for 64 heads of one group and 8 to 64 sequences, this was the fastest number each time.
 
     Args:
-        nseqs: of the step. nheads: of the layer. heads_per_group: of which each program has a part.
+        nseqs: of the step. nheads: of the layer. heads_per_group: of which each program has a part; more than one.
         multiprocessors: of the GPU.
     """
 
-    def rounds(heads: int) -> tuple[int, int]:
-        programs = nseqs * (nheads // heads)
-        return heads * -(-programs // (RESIDENT * multiprocessors)), -heads
+    def duration(heads: int) -> tuple[int, int]:
+        rounds = math.ceil(nseqs * (nheads // heads) / (RESIDENT * multiprocessors))
+        return rounds * (heads + 1), -heads
 
-    parts = [heads for heads in range(2, heads_per_group + 1) if heads_per_group % heads == 0]
-    return min(parts, key=rounds, default=heads_per_group)
+    return min((heads for heads in range(2, heads_per_group + 1) if heads_per_group % heads == 0), key=duration)
 
 
 @triton.jit(

@@ -16,7 +16,7 @@ MAX_DSTATE = 128
 def has_form_of_heads(x: Tensor, B: Tensor, max_tokens: int) -> bool:
     """Whether layers of this shape have the form, on a GPU; arguments as of `one_pass_scan`."""
     fits = x.shape[2] <= MAX_HEADDIM and B.shape[2] <= MAX_DSTATE and max_tokens <= MAX_TOKENS
-    return fits and x.element_size() == 2 and compiles_for_nvidia()
+    return fits and x.shape[1] > B.shape[1] and x.element_size() == 2 and compiles_for_nvidia()
 
 
 def heads_of_a_program(x: Tensor, B: Tensor, slots: Tensor, max_tokens: int) -> int:

@@ -76,9 +76,8 @@ def test_in_one_pass(shape: LayerShape, one_chunk: bool) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_of_several_heads(shape: LayerShape, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_region, "heads_of_a_program", lambda *_: heads)
-    region = region_of(OfHeads(shape, 16), shape, 16, one_chunk=True)
+def test_of_several_heads(shape: LayerShape, heads: int) -> None:
+    region = region_of(OfHeads(shape, 16, heads), shape, 16, one_chunk=True)
     for lengths, contexts in (([16], [0]), ([5, 3, 1, 16], [11, 13, 0, 32]), ([16, 2], [16, 14])):
         assert_equals_uncompiled(region, lengths, contexts, steps=8)
 

@@ -268,15 +268,14 @@ def test_launched_by_address(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("nheads", [4, 24])
-def test_several_heads_in_a_program(state_dtype: torch.dtype, nheads: int) -> None:
-    """From few sequences, for which a program takes two heads, to more, for which it takes more."""
-    shape = shape_on("cuda:0", torch.bfloat16)._replace(state_dtype=state_dtype, nheads=nheads, conv_strides=(3, 1))
-    region = direct_region_of_heads(shape, 32)
+@pytest.mark.parametrize("heads", [None, 3, 12])
+def test_several_heads_in_a_program(state_dtype: torch.dtype, heads: int | None) -> None:
+    """As many as is fastest, and up to all of a group, of which a program asks for the states of three at once."""
+    few = shape_on("cuda:0", torch.bfloat16)
+    shape = few._replace(state_dtype=state_dtype, nheads=24, conv_strides=(few.width - 1, 1))
+    region = direct_region_of_heads(shape, 32, heads)
     check_against(region, compile_region(shape))
     assert_equals_uncompiled_whatever_the_sequences(region)
-    lengths = [random.randint(1, 32) for _ in range(NUM_SLOTS)]
-    assert_equals_uncompiled(region, lengths, [0, 64, 128, 192] * 6)
 
 
 def assert_equals_uncompiled_whatever_the_sequences(one_pass: CompiledRegion) -> None:
