@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,8 @@ from inductor_passes.vllm.direct_launches import (
 )
 from inductor_passes.vllm.region_inputs import LayerShape
 from mamba_ops.ops.launch import Launch
+
+logger = logging.getLogger("vllm.mamba_ops")
 
 Make = Callable[[], Launch]
 
@@ -59,9 +62,12 @@ def compiled_beside(makes: Iterable[Make], device: torch.device) -> Iterator[Non
     """
 
     def compile_one(make: Make) -> None:
-        with torch.accelerator.device_index(device.index), contextlib.suppress(Exception):
-            launch = make()
-            launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
+        try:
+            with torch.accelerator.device_index(device.index):
+                launch = make()
+                launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
+        except Exception:
+            logger.debug("mamba_ops: a kernel is not compiled ahead", exc_info=True)
 
     makes = list(makes)
     with ThreadPoolExecutor(max(1, len(makes)), thread_name_prefix="mamba_ops") as pool:

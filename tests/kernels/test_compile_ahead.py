@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,12 @@ def compiled(cache: Path) -> int:
     return len(list(cache.rglob("*.cubin")))
 
 
-def test_regions_find_all_of_their_kernels(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_launch_nothing_else(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_kernel, "_launcher", lambda *_: None)  # loading a kernel takes a GPU
     with compile_only():
-        with compiled_beside(launches(SHAPE, FORMS, checkpoints=True), SHAPE.device):
-            pass
+        for make in launches(SHAPE, FORMS, checkpoints=True):
+            with contextlib.suppress(ValueError):  # of 64 tokens there is no form of several heads
+                direct_kernel._compiled(make())
         ahead = compiled(cache)
         OfHeads(SHAPE, 32)
         for form in FORMS:

@@ -32,7 +32,7 @@ def test_preempted_and_resumed(run: Run) -> None:
     [
         ("granite", [shared_prefixes(), shared_prefixes(apart=1)], 512),
         # With blocks of 640 tokens. In the second schedule several sequences of a step have checkpoints.
-        ("granite_256", [shared_prefixes((1300, 2050)), shared_prefixes((1300, 2050), (50, 700), apart=0)], 8192),
+        ("granite_256", [shared_prefixes((1300, 2050)), shared_prefixes((1300, 2050), (50, 300), apart=0)], 8192),
     ],
 )
 def test_prefix_caching_with_checkpoints(run: Run, family: str, schedules: list[Any], batched: int) -> None:
