@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from inductor_passes.vllm.direct_kernel import compiled
 from inductor_passes.vllm.direct_launches import (
     conv_launch,
     keep_launch,
@@ -64,8 +65,7 @@ def compiled_beside(makes: Iterable[Make], device: torch.device) -> Iterator[Non
     def compile_one(make: Make) -> None:
         try:
             with torch.accelerator.device_index(device.index):
-                launch = make()
-                launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
+                compiled(make())
         except Exception:
             logger.debug("mamba_ops: a kernel is not compiled ahead", exc_info=True)
 

@@ -31,10 +31,9 @@ class DirectKernel:
     def __init__(self, launch: Launch, last_varying: str) -> None:
         names: list[str] = launch.kernel.arg_names
         varying = names.index(last_varying) + 1
-        compiled = _compiled(launch)
         self._fixed = _values(launch, names[varying:])
-        self._compiled = compiled  # which unloads the kernel when it goes
-        self._launch = _launcher(compiled, (0,) * varying + self._fixed)
+        self._compiled = compiled(launch)  # which unloads the kernel when it goes
+        self._launch = _launcher(self._compiled, (0,) * varying + self._fixed)
 
     def __call__(self, grid: Grid, stream: int, *varying: int | None) -> None:
         """Launch it."""
@@ -57,20 +56,21 @@ class NamedKernel:
         unknown = [name for name in varying if name not in names]
         if unknown:
             raise ValueError(f"the kernel has no parameter {unknown[0]}")
-        self._compiled = compiled = _compiled(launch)
+        self._compiled = compiled(launch)
         rest = [name for name in names if name not in varying]
         self._fixed = _values(launch, rest)
         given = [*varying, *rest]
         self._in_order = itemgetter(*(given.index(name) for name in names))
         zeros = self._in_order((0,) * len(varying) + self._fixed)
-        self._launch = _launcher(compiled, zeros)
+        self._launch = _launcher(self._compiled, zeros)
 
     def __call__(self, grid: Grid, stream: int, *varying: int | None) -> None:
         """Launch it."""
         self._launch(*grid, stream, self._in_order(varying + self._fixed))
 
 
-def _compiled(launch: Launch) -> Any:
+def compiled(launch: Launch) -> Any:
+    """The kernel of a launch, compiled for its arguments unless it is already; nothing is loaded."""
     return launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
 
 

@@ -147,14 +147,15 @@ def recordings() -> list[Recording]:
 def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
     began = time.monotonic()
     forms = tuple(_one_pass_forms(shape)) if options.one_pass and options.eliminate else ()
-    makes = launches(shape, forms, checkpoints) if _by_address(shape, options) else ()
+    by_address = options.direct and options.eliminate and shape.device.type == "cuda"
+    makes = launches(shape, forms, checkpoints) if by_address else ()
     with compiled_beside(makes, shape.device):
         compiled = compile_region(shape, eliminate=options.eliminate)
     general = _checked(compiled, options)
-    compiler = direct_region_in_one_pass if _by_address(shape, options) else compile_region_in_one_pass
+    compiler = direct_region_in_one_pass if by_address else compile_region_in_one_pass
     one_pass = _tried((functools.partial(compiler, shape, *form) for form in forms), general, options)
     of_heads, staged, with_checkpoints = None, None, []
-    if _by_address(shape, options):
+    if by_address:
         if one_pass and sequences_for_heads(shape, ONE_PASS_TOKENS[0]) is not None:
             # First with all heads of a group in a program, as only steps of many more sequences than a check has.
             chosen = (shape.nheads // shape.ngroups, None)
@@ -222,10 +223,6 @@ def _one_pass_forms(shape: LayerShape) -> Iterator[tuple[int, bool]]:
     for max_tokens, one_chunk in itertools.product(ONE_PASS_TOKENS, forms):
         if max_tokens <= min(shape.chunk_size, most_tokens(row_bytes, one_chunk)):
             yield max_tokens, one_chunk
-
-
-def _by_address(shape: LayerShape, options: Options) -> bool:
-    return options.direct and options.eliminate and shape.device.type == "cuda"
 
 
 def _name(shape: LayerShape) -> str:

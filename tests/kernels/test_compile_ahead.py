@@ -49,7 +49,7 @@ def test_regions_launch_nothing_else(cache: Path, monkeypatch: pytest.MonkeyPatc
     with compile_only():
         for make in launches(SHAPE, FORMS, checkpoints=True):
             with contextlib.suppress(ValueError):  # of 64 tokens there is no form of several heads
-                direct_kernel._compiled(make())
+                direct_kernel.compiled(make())
         ahead = compiled(cache)
         OfHeads(SHAPE, 32)
         for form in FORMS:
