@@ -374,6 +374,14 @@ def test_no_region_keeps_wrong_checkpoints(wrong: Wrong, device: str, monkeypatc
         regions.region_for(shape, True, options)
 
 
+def assert_rows_alike(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal but for the order of sums where chunks end elsewhere; a GPU also cuts FP32 factors to TF32, and where large
+    terms cancel little of one element is left, so the error is held against its whole row."""
+    limit = 1e-4 if expected.device.type == "cpu" else 3e-2
+    error = (actual - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < limit, f"a row is off by {error.max():.2e} of its length"
+
+
 @pytest.mark.fault(13)
 @pytest.mark.parametrize("offset", [2, 40, 64, 100])
 def test_checkpoint_is_the_state_of_a_shorter_prefill(region: CompiledRegion, offset: int) -> None:
@@ -407,15 +415,13 @@ def test_checkpoint_is_the_state_of_a_shorter_prefill(region: CompiledRegion, of
     with_checkpoints(sizes_of(projected, layer, split), projected, out, present(layer), (*split, *kept))
 
     prefill(projected, plain_out, plain, step, shape)
-    # Chunks end elsewhere, so sums are taken in another order, and a GPU multiplies FP32 as TF32.
-    close = {"rtol": 1e-3, "atol": 2e-3 if shape.device.type == "cpu" else 5e-2}
-    torch.testing.assert_close(out, plain_out, **close)
+    assert_rows_alike(out, plain_out)
     slots = step.slots.long()
-    torch.testing.assert_close(layer.ssm_state[slots], plain.ssm_state[slots], **close)
+    assert_rows_alike(layer.ssm_state[slots], plain.ssm_state[slots])
     torch.testing.assert_close(layer.conv_state[slots], plain.conv_state[slots])
     first = make_step([offset], [50], shape)._replace(
         slots=step.slots[:1], has_initial_state=step.has_initial_state[:1]
     )
     prefill(projected[:offset], torch.empty(offset, 8, 32, device=shape.device), shorter, first, shape)
-    torch.testing.assert_close(layer.ssm_state[free], shorter.ssm_state[slots[0]], **close)
+    assert_rows_alike(layer.ssm_state[free], shorter.ssm_state[slots[0]])
     torch.testing.assert_close(layer.conv_state[free], shorter.conv_state[slots[0]])
