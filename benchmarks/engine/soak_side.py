@@ -8,10 +8,13 @@ vLLM's LLM), `requests`, `seed`, `damage` and `hold_choices`. The result is writ
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +121,9 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     plugin = os.environ.get("MAMBA_OPS_VLLM") != "0"
     write = ResultFile(Path(sys.argv[2]))
-    engine = Engine(job)
+    memory_lock = Path(sys.argv[1]).with_suffix(".lock")
+    with locked(memory_lock, fcntl.LOCK_SH):
+        engine = Engine(job)
     limits = engine.limits()
     if not torch.cuda.is_available():  # an eager engine for CPUs runs no layer before the first request
         engine.answers([Arrival(0, [1], 1)])
@@ -137,7 +142,8 @@ def main() -> None:
         for number, requests in enumerate(stream(limits, job["requests"], parts, job["seed"])):
             soak.part(requests)
             if job["engine"].get("enable_sleep_mode") and number % 3 == 1:
-                sleep_and_wake(engine)
+                with locked(memory_lock, fcntl.LOCK_EX):
+                    sleep_and_wake(engine)
                 sleeps += 1
             memory.append(dict(sum((Counter(each) for each in engine.in_workers(in_worker.memory)), Counter())))
             compiles = [message for worker in engine.in_workers(in_worker.jit_reports) for message in worker]
@@ -154,6 +160,16 @@ def main() -> None:
                 memory=memory,
                 sleeps=sleeps,
             )
+
+
+@contextlib.contextmanager
+def locked(path: Path, how: int) -> Iterator[None]:
+    """Hold a lock that both sides know: vLLM fails if less memory of the GPU is free once an engine sleeps, as when the
+    other one starts or wakes at that moment.
+    """
+    with path.open("a") as file:
+        fcntl.flock(file, how)
+        yield
 
 
 def sleep_and_wake(engine: Engine) -> None:
