@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import re
 import signal
@@ -117,14 +116,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _vllm_serve(model: str) -> list[str]:
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:  # builds for CPUs have another name, and `vllm serve` fails
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
 
 
 def _free_port() -> int:
