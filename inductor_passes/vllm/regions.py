@@ -26,6 +26,7 @@ from inductor_passes.vllm.direct_region import direct_region, direct_region_in_o
 from inductor_passes.vllm.options import Options
 from inductor_passes.vllm.region_inputs import LayerShape
 from inductor_passes.vllm.self_check import check_against, self_check
+from inductor_passes.vllm.workspace import KEPT
 from inductor_passes.vllm.writing import write_down
 from mamba_ops.kernels.one_pass import most_tokens
 
@@ -170,8 +171,9 @@ def _make(shape: LayerShape, checkpoints: bool, options: Options) -> Region:
             check_against(compiled, general)
         with_checkpoints = [compiled]
     shortcut = f"; up to {one_pass[-1].max_tokens} new tokens run in one pass" if one_pass else ""
-    name, seconds = _name(shape), time.monotonic() - began
-    logger.info("mamba_ops: Mamba2 prefill of %s compiled in %.0f s; %s%s", name, seconds, _outcome(general), shortcut)
+    memory = f"; at most {KEPT >> 20} MiB of GPU memory kept for each stream" if by_address else ""
+    name, seconds, how = _name(shape), time.monotonic() - began, f"{_outcome(general)}{shortcut}{memory}"
+    logger.info("mamba_ops: Mamba2 prefill of %s compiled in %.0f s; %s", name, seconds, how)
     return Region(general, with_checkpoints, one_pass, of_heads, staged)
 
 

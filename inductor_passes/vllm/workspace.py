@@ -1,11 +1,15 @@
-"""Memory for what lies between the launches of a region, kept from call to call: every layer needs the same again."""
+"""Memory for what lies between the launches of a region, kept from call to call where asking for it again would show.
+
+A step of few tokens waits for the host, and every layer of it needs the same small buffer. A step of many waits for the
+GPU: PyTorch's allocator then lends what vLLM's own layers would take, so that the server holds no more than without.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-KEPT = 32 << 20  # bytes; what is larger is allocated for its call alone
+KEPT = 4 << 20  # bytes; what is larger is allocated for its call alone
 
 _kept: dict[tuple[torch.device, int], Tensor] = {}
 _captured: dict[int, Tensor] = {}
