@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.serving.client import Client
+from benchmarks.serving.ports import free_port
 
 # What a line of the log must hold to be shown.
 _TELLING = re.compile(r"mamba_ops: |during inference:|\bERROR \d")
@@ -80,7 +80,7 @@ def serving(setup: Setup, plugin: bool) -> Iterator[Server]:
     Raises:
         RuntimeError: it did not start; the message ends with the end of its log.
     """
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="serve_caches_") as caches, _log_file(setup.logs, plugin) as log:
         module = (
             "vllm.entrypoints.openai.api_server"  # `vllm serve` asks for a package that a CPU build names otherwise
@@ -116,12 +116,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _log_file(folder: Path, plugin: bool) -> tempfile._TemporaryFileWrapper[bytes]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable
+
+from benchmarks.serving.ports import free_port
 
 Call = Callable[..., str]
 
@@ -20,10 +21,7 @@ def test_offline(call: Call) -> None:
 
 
 def test_server(call: Call) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    output = call("examples/vllm_server.py", environment={"PORT": str(port)})
+    output = call("examples/vllm_server.py", environment={"PORT": str(free_port())})
     assert re.search(r"answer: \[\d+(, \d+){7}\]", output)
     assert re.search(r"next turn: \[\d+(, \d+){7}\]", output)
     assert "the snapshot of cached states is gone" in output

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.serving.ports import free_port
 from tests.vllm.conftest import HERE
 from tests.vllm.schedules import prompt
 
@@ -65,9 +65,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(python: str, model: str, folder: Path, *arguments: str) -> Iterator[Server]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [python, "-c", SERVE, "--model", model, "--port", str(port)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MAMBA_OPS_VLLM")}
     environment = {"MAMBA_OPS_VLLM": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "TMPDIR": str(folder)}
