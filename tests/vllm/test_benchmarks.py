@@ -28,15 +28,6 @@ def test_equality(call: Callable[..., str], model: Callable[[str], str], tmp_pat
     assert preemptions["ours"] == preemptions["stock"] > 0  # type: ignore[operator]
 
 
-def test_equality_fails_without_preemptions(
-    call: Callable[..., str], model: Callable[[str], str], tmp_path: Path
-) -> None:
-    roomy = json.dumps({"num_gpu_blocks_override": 2000, "max_num_seqs": 4})
-    arguments = ("--responses", "4", "--calls", "1", "--engine", roomy, "--out", str(tmp_path))
-    with pytest.raises(AssertionError, match="no preemptions"):
-        call("-m", "benchmarks.equality_vllm", model("granite"), *arguments, environment=MAIN_MEMORY)
-
-
 def test_control(call: Callable[..., str], model: Callable[[str], str], tmp_path: Path) -> None:
     """Two engines without the plugin, which also differ in nothing here: on a CPU no choice goes by time."""
     arguments = ("--control", "--name", "granite", "--responses", "8", "--out", str(tmp_path))
